@@ -29,46 +29,54 @@ class AnswerWarning(NamedTuple):
     text: str
 
 
-def of_prediction(
-    config: ModelConfig, input_grid: Grid, output_grid: Grid | None, trust: Trust
-) -> tuple[AnswerWarning, ...]:
-    """The warnings of a prediction for fields on `input_grid`; `output_grid` is None if the request has none.
+class AnswerWarnings:
+    """The warnings of a model's answers for fields on one grid; what does not depend on the fields is prepared."""
 
-    Thresholds are those of the input grid, also if the model runs on its training grid: a coarse input raises the
-    signals.
-    """
-    return of_grids(config, input_grid, output_grid) + of_trust(config, input_grid, trust)
+    def __init__(
+        self, config: ModelConfig, input_grid: Grid, output_grid: Grid | None = None
+    ) -> None:
+        """`output_grid` is None if the request has none.
 
-
-def of_grids(
-    config: ModelConfig, input_grid: Grid, output_grid: Grid | None = None
-) -> tuple[AnswerWarning, ...]:
-    """A warning for each grid on which the model's error was not measured."""
-    return tuple(
-        AnswerWarning(GRID, text) for text in grid_warnings(config, input_grid, output_grid)
-    )
-
-
-def of_trust(config: ModelConfig, grid: Grid, trust: Trust) -> tuple[AnswerWarning, ...]:
-    """A warning for each signal above the model's threshold for the input grid; none without thresholds."""
-    if config.statistics is None or config.statistics.thresholds is None:
-        return ()
-    known = config.statistics.thresholds
-    found = []
-    for signal, limit in known.on(grid).items():
-        values = trust.get(signal, ())
-        above = sum(value > limit for value in values)
-        if above:
-            worst = max(values)
-            where = "" if len(values) == 1 else f" of field {values.index(worst)}"
-            others = "" if above == 1 else f" ({above} of {len(values)} fields are above the limit)"
+        Thresholds are those of the input grid, also if the model runs on its training grid: a coarse input raises the
+        signals.
+        """
+        self.of_grids = tuple(
+            [AnswerWarning(GRID, text) for text in grid_warnings(config, input_grid, output_grid)]
+        )
+        """A warning for each grid on which the model's error was not measured."""
+        self._limits: list[tuple[str, float, str, str]] = []
+        """Signal, its threshold, and the text for it: after the value, and the end."""
+        statistics = config.statistics
+        if statistics is None or statistics.thresholds is None:
+            return
+        one_in = f"{1 / statistics.thresholds.exceeded_by:.0f}"
+        for signal, limit in statistics.thresholds.on(input_grid).items():
             meaning = _MEANING[signal].format(model=config.name)
-            text = (
-                f"{signal} {worst:.3g}{where} is above {limit:.3g}{others}, which only 1 in "
-                f"{1 / known.exceeded_by:.0f} fields like the training data exceeds: {meaning}"
-            )
+            end = f", which only 1 in {one_in} fields like the training data exceeds: {meaning}"
+            self._limits.append((signal, limit, f" is above {limit:.3g}", end))
+
+    def of_prediction(self, trust: Trust) -> tuple[AnswerWarning, ...]:
+        """The warnings of a prediction with these signals."""
+        found = self.of_trust(trust)
+        return (*self.of_grids, *found) if found else self.of_grids
+
+    def of_trust(self, trust: Trust) -> list[AnswerWarning]:
+        """A warning for each signal above the model's threshold; none without thresholds."""
+        found = []
+        for signal, limit, above, end in self._limits:
+            values = trust.get(signal)
+            if not values or not (worst := max(values)) > limit:
+                continue
+            if len(values) > 1:
+                count = sum([value > limit for value in values])
+                others = (
+                    "" if count == 1 else f" ({count} of {len(values)} fields are above the limit)"
+                )
+                text = f"{signal} {worst:.3g} of field {values.index(worst)}{above}{others}{end}"
+            else:
+                text = f"{signal} {worst:.3g}{above}{end}"
             found.append(AnswerWarning(signal, text))
-    return tuple(found)
+        return found
 
 
 def of_horizon(config: ModelConfig, last: int) -> tuple[AnswerWarning, ...]:
@@ -87,15 +95,14 @@ class FrameWarnings:
     """The warnings of a rollout's frames, each reason only with its first frame."""
 
     def __init__(self, config: ModelConfig, grid: Grid) -> None:
-        self._config = config
-        self._grid = grid
+        self._warnings = AnswerWarnings(config, grid)
         self._reported: set[str] = set()
 
     def of(self, frame: Frame) -> tuple[AnswerWarning, ...]:
         """The warnings that are new with this frame."""
         new = [
             AnswerWarning(reason, f"step {frame.step}: {text}")
-            for reason, text in of_trust(self._config, self._grid, frame.trust)
+            for reason, text in self._warnings.of_trust(frame.trust)
             if reason not in self._reported
         ]
         self._reported.update(one.reason for one in new)

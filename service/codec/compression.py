@@ -21,14 +21,12 @@ def compress(body: bytes, coding: Coding) -> bytes:
     return deflater.compress(body) + deflater.flush()
 
 
-def answer_coding(accept_encoding: str | None) -> Coding | None:
+def answer_coding(accept_encoding: str) -> Coding | None:
     """The coding of a response from the Accept-Encoding header, None for identity.
 
     HTTP clients list all codings that they know, and compressing a field costs far more time than it saves. So a
     response is compressed only for exactly one coding, or for q-values, of which the highest decides.
     """
-    if accept_encoding is None:
-        return None
     offers = weighted(accept_encoding)
     if len(offers) != 1 and all(quality is None for _, quality in offers):
         return None

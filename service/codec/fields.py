@@ -245,12 +245,12 @@ def check_dtype(array: Array, *, name: str) -> None:
 def first_nonfinite(array: NDArray[np.float32]) -> tuple[int, ...] | None:
     """Index of the first NaN or infinity in row-major order; None if all values are finite."""
     # Twice as fast: a finite sum of squares implies finite values. (The sum may also overflow, without a warning.)
-    if array.size <= _SMALL:
-        parts = [array]
+    flat = array.reshape(-1)
+    for start in range(0, flat.size, _SMALL):
+        part = flat[start : start + _SMALL]
+        if not math.isfinite(np.vdot(part, part)):
+            break
     else:
-        flat = array.reshape(-1)
-        parts = [flat[start : start + _SMALL] for start in range(0, flat.size, _SMALL)]
-    if all(math.isfinite(np.vdot(part, part)) for part in parts):
         return None
     finite = np.isfinite(array)
     if finite.all():

@@ -154,48 +154,35 @@ def encode(
     Raises:
         InvalidField: a value is NaN or infinite, and JSON numbers were requested.
     """
-    about = (output.shape, model, version, warnings, trust_status)
-    if binary:
-        # Ids and signals differ from answer to answer.
-        text = (
-            _cached_json(*about)
-            if request_id is None and not trust
-            else _json(*about, request_id, trust)
-        )
-        blob = np.ascontiguousarray(output, dtype="<f4").reshape(-1).view("u1").data
-        return InferResponse((text, blob), len(text))
-    remedy = "request it in binary with the output parameter binary_data = true"
-    require_encodable(output, name=OUTPUT, remedy=remedy)
-    data = json_arrays.dumps(np.ascontiguousarray(output).reshape(-1))
-    return InferResponse((_json(*about, request_id, trust, data),), None)
-
-
-def _json(
-    shape: tuple[int, ...],
-    model: str,
-    version: str,
-    warnings: tuple[str, ...],
-    trust_status: str,
-    request_id: str | None = None,
-    trust: dict[str, float] | None = None,
-    data: orjson.Fragment | None = None,
-) -> bytes:
-    """The JSON of an answer; without `data` the values follow in binary."""
-    document: dict[str, Any] = {} if request_id is None else {"id": request_id}
-    entry: dict[str, Any] = {"name": OUTPUT, "datatype": DATATYPE, "shape": shape}
-    if data is None:
-        entry["parameters"] = {"binary_data_size": 4 * math.prod(shape)}
-    else:
-        entry["data"] = data
-    document |= {"model_name": model, "model_version": version, "outputs": [entry]}
     parameters: dict[str, Any] = {f"trust_{name}": value for name, value in (trust or {}).items()}
     if trust_status:
         parameters["trust_status"] = trust_status
     if warnings:
         parameters["warning"] = "; ".join(warnings)
+    own: dict[str, Any] = {} if request_id is None else {"id": request_id}
     if parameters:
-        document["parameters"] = parameters
-    return orjson.dumps(document)
+        own["parameters"] = parameters
+    ending = b"," + orjson.dumps(own)[1:] if own else b"}"
+    if binary:
+        text = _cached_json(output.shape, model, version) + ending
+        blob = np.ascontiguousarray(output, dtype="<f4").reshape(-1).view("u1").data
+        return InferResponse((text, blob), len(text))
+    remedy = "request it in binary with the output parameter binary_data = true"
+    require_encodable(output, name=OUTPUT, remedy=remedy)
+    data = json_arrays.dumps(np.ascontiguousarray(output).reshape(-1))
+    return InferResponse((_json(output.shape, model, version, data) + ending,), None)
+
+
+def _json(
+    shape: tuple[int, ...], model: str, version: str, data: orjson.Fragment | None = None
+) -> bytes:
+    """The JSON of an answer without its last brace; without `data` the values follow in binary."""
+    entry: dict[str, Any] = {"name": OUTPUT, "datatype": DATATYPE, "shape": shape}
+    if data is None:
+        entry["parameters"] = {"binary_data_size": 4 * math.prod(shape)}
+    else:
+        entry["data"] = data
+    return orjson.dumps({"model_name": model, "model_version": version, "outputs": [entry]})[:-1]
 
 
 _cached_json = lru_cache(maxsize=256)(_json)

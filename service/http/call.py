@@ -157,13 +157,13 @@ class Call:
         self.target = target
         self.request_id = accept_request_id(self.headers.get(b"x-request-id", b""))
 
-    def again(self, body: Body) -> Call:
-        """The next request on the connection, with the same head."""
+    def again(self) -> Call:
+        """The next request on the connection, with the same head; it has no body yet."""
         call = Call.__new__(Call)
         call.started = time.perf_counter()
         call.context, call.method, call.target = self.context, self.method, self.target
         call.path, call.raw_path, call.query = self.path, self.raw_path, self.query
-        call.headers, call.body = self.headers, body
+        call.headers = self.headers
         call.request_id = accept_request_id(self.headers.get(b"x-request-id", b""))
         call.first = self.first or self
         return call
@@ -172,11 +172,6 @@ class Call:
         """Return a header's value, repeated ones joined by commas; `name` in lower case."""
         value = self.headers.get(name)
         return None if value is None else value.decode("latin-1")
-
-    def release(self) -> None:
-        """Release what the request holds. Idempotent."""
-        if self.admitted is not None:
-            self.admitted.leave()
 
     @property
     def steps(self) -> list[tuple[str, float]]:

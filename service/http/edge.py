@@ -111,8 +111,8 @@ class Edge(HttpToolsProtocol):
         between = not (self._unanswered or self._header_bytes or self._arriving)
         if between and self._repeats_head(data):
             assert self._headed is not None
-            exchange = Exchange(self, self._headed.again(NO_BODY), chunked=True, keep_alive=True)
-            exchange.take(data[len(self._head) :])
+            exchange = Exchange(self, self._headed.again(), chunked=True, keep_alive=True)
+            exchange.add(data[len(self._head) :])
             exchange.complete = True
             self._begin(exchange)
             self._pace(exchange.call)
@@ -126,8 +126,8 @@ class Edge(HttpToolsProtocol):
         if self._admitted is not None and not self.transport.is_closing():
             if not self._admitted.awaits_body:
                 self._start_admitted()
-            elif self._start_admitted not in self._timers:
-                self._call_after(BODY_SECONDS, self._start_admitted)
+            elif self._body_is_late not in self._timers:
+                self._call_after(BODY_SECONDS, self._body_is_late)
         if not is_http:
             return
         if self._in_header:
@@ -197,7 +197,8 @@ class Edge(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self.read_on()
+        if self.flow.read_paused:
+            self.read_on()
         if self._unanswered:
             self._unanswered[0].start()
         elif self._half_closed:
@@ -278,10 +279,14 @@ class Edge(HttpToolsProtocol):
             self._admitted = exchange
 
     def _start_admitted(self) -> None:
-        self._stop(self._start_admitted)
         exchange, self._admitted = self._admitted, None
-        assert exchange is not None
-        exchange.start()
+        if exchange is not None:
+            exchange.start()
+
+    def _body_is_late(self) -> None:
+        """Start the admitted request. Not stopped if its body comes first: then a later request may start early."""
+        self._stop(self._body_is_late)
+        self._start_admitted()
 
     def _pace(self, call: Call) -> None:
         """Pause reading on a connection whose last request was shed."""

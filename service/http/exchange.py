@@ -56,7 +56,8 @@ class Exchange(Body):
         self._begun = False
         self._task: asyncio.Task[None] | EagerTask | None = None
         self._unread = 0
-        self._expects_continue = head.headers.get(b"expect", b"").lower() == b"100-continue"
+        expected = head.headers.get(b"expect")
+        self._expects_continue = expected is not None and expected.lower() == b"100-continue"
 
     def take(self, piece: bytes) -> None:
         """Add a piece of the body, unless the request was already answered."""
@@ -150,7 +151,13 @@ class Exchange(Body):
         request_id.set(call.request_id)
         status, size = CLIENT_CLOSED_REQUEST, 0
         try:
-            reply = await self._reply()
+            reply = None
+            try:
+                if not self.disconnected:
+                    reply = (None if self._begun else self.begin()) or await execute(call)
+            except asyncio.CancelledError:
+                # The client has left, or the process ends.
+                reply = None if self.disconnected else stopped(call)
             if reply is not None:
                 status = reply.status
                 size = await self._send(reply)
@@ -170,16 +177,6 @@ class Exchange(Body):
         finally:
             call.context.access_log.close(call, status, size)
             self._release()
-
-    async def _reply(self) -> Reply | None:
-        """Return the reply, or None if the client has left."""
-        if self.disconnected:
-            return None
-        try:
-            reply = None if self._begun else self.begin()
-            return await execute(self.call) if reply is None else reply
-        except asyncio.CancelledError:
-            return None if self.disconnected else stopped(self.call)
 
     async def _send(self, reply: Reply) -> int:
         """Send the reply; return the size of its body."""
@@ -220,11 +217,8 @@ class Exchange(Body):
     def _head(self, reply: Reply) -> bytes:
         """Status line and headers. Values are not checked: none may contain text chosen by a client."""
         edge = self._edge
-        headers = [
-            *edge.server_state.default_headers,
-            *reply.headers,
-            *self.call.context.access_log.headers(self.call),
-        ]
+        headers = edge.server_state.default_headers + reply.headers
+        headers += self.call.context.access_log.headers(self.call)
         if reply.stream is None:
             if reply.status != 204:
                 headers.append((b"content-length", b"%d" % reply.size))

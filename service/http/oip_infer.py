@@ -23,8 +23,8 @@ from turbofno.service.settings import Settings, env_name
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from turbofno.service.codec.oip_binary import InferRequest, InferResponse
-    from turbofno.service.engine.interface import Fields, PredictResult
+    from turbofno.service.codec.oip_binary import InferRequest
+    from turbofno.service.engine.interface import Fields
     from turbofno.service.http.call import Bytes, Headers
     from turbofno.service.http.served import Served
 
@@ -87,16 +87,20 @@ async def infer(call: Call) -> Reply:
         priority=request.priority,
         seconds=None if timeout is None else timeout / 1e6,
     )  # fmt: skip
-    warnings = count_warnings(call, served.warnings(fields.shape[2:], grid, result.trust))
+    warnings = count_warnings(
+        call, served.warnings(fields.shape[2:], grid).of_prediction(result.trust)
+    )
     started = time.perf_counter()
-    as_json = not request.binary
-    found = request, result, warnings, served.why_no_trust(result.trust)
-    heavy = heavy_to_encode(result.fields.size, as_json=as_json)
-    answer = await offload(True, _encode, *found) if heavy else _encode(*found)
+    heavy = heavy_to_encode(result.fields.size, as_json=not request.binary)
+    answer = await offload(
+        heavy, oip_binary.encode, result.fields,
+        binary=request.binary, model=result.model, version=result.version, request_id=request.id,
+        warnings=warnings, trust=largest(result.trust), trust_status=served.why_no_trust(result.trust),
+    )  # fmt: skip
     headers: Headers = []
     written: Sequence[Bytes] = answer.pieces
-    coding = answer_coding(call.header(b"accept-encoding"))
-    if coding is not None:
+    accepted = call.header(b"accept-encoding")
+    if accepted is not None and (coding := answer_coding(accepted)) is not None:
         whole = answer.body
         written = (await offload(len(whole) > _COMPRESS_HEAVY, compress, whole, coding),)
         headers += [(b"content-encoding", coding.encode()), (b"vary", b"Accept-Encoding")]
@@ -130,18 +134,3 @@ def _decode(
         return oip_binary.RAW, served.fields_from_raw(body, raw_shape)
     request = oip_binary.decode(body, header_length=header_length, model=served.name)
     return request, fields_from_tensor(request.tensor, served.config, max_fields=served.max_fields)
-
-
-def _encode(
-    request: InferRequest, result: PredictResult, warnings: tuple[str, ...], trust_status: str
-) -> InferResponse:
-    return oip_binary.encode(
-        result.fields,
-        binary=request.binary,
-        model=result.model,
-        version=result.version,
-        request_id=request.id,
-        warnings=warnings,
-        trust=largest(result.trust),
-        trust_status=trust_status,
-    )

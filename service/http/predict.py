@@ -108,9 +108,8 @@ async def predict(call: Call) -> Reply:
         call, fields,
         output_grid=parameters.output_grid, priority=parameters.priority, seconds=parameters.seconds,
     )  # fmt: skip
-    warnings = count_warnings(
-        call, served.warnings(fields.shape[2:], parameters.output_grid, result.trust)
-    )
+    known = served.warnings(fields.shape[2:], parameters.output_grid)
+    warnings = count_warnings(call, known.of_prediction(result.trust))
     trust_status = served.why_no_trust(result.trust)
     headers = [(b"x-batch-size", ", ".join(map(str, result.batch_sizes)).encode())]
     headers += trust_headers(result.trust)

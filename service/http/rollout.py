@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from turbofno.service import answer_warnings
-from turbofno.service.answer_warnings import FrameWarnings
+from turbofno.service.answer_warnings import FrameWarnings, of_horizon
 from turbofno.service.codec.fields import OUTPUT, Form, FrameTrust
 from turbofno.service.codec.negotiate import CODECS, JSON, Codec, codec_for_answer, codec_for_body
 from turbofno.service.engine.interface import (
@@ -184,9 +183,7 @@ async def rollout(call: Call) -> Reply:
         every=parameters.every,
     )
     grid = fields.shape[2:]
-    known = answer_warnings.of_grids(config, grid) + answer_warnings.of_horizon(
-        config, parameters.last
-    )
+    known = served.warnings(grid).of_grids + of_horizon(config, parameters.last)
     warnings = count_warnings(call, known)
     frame_warnings = FrameWarnings(config, grid)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from turbofno.service import answer_warnings
+from turbofno.service.answer_warnings import AnswerWarnings
 from turbofno.service.codec import npy, oip_binary
 from turbofno.service.codec.fields import (
     Form,
@@ -18,10 +18,7 @@ from turbofno.service.codec.fields import (
 from turbofno.service.http.trust import NOT_COMPUTED, no_trust_reason
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from turbofno.models.core.config import ModelConfig
-    from turbofno.service.answer_warnings import AnswerWarning
     from turbofno.service.codec.fields import Array
     from turbofno.service.codec.grids import Grid
     from turbofno.service.engine.interface import Engine, Fields, Trust
@@ -50,12 +47,8 @@ class Served:
         self._layouts: dict[tuple[object, int], tuple[tuple[int, ...], Any]] = {}
         """`.npy` header or given shape, and size of the body in bytes -> [batch, channels, *grid] and form of its fields,
         once such a body was checked."""
-        statistics = config.statistics
-        self._thresholds = None if statistics is None else statistics.thresholds
-        self._grids: dict[
-            tuple[Grid, Grid | None], tuple[tuple[AnswerWarning, ...], Mapping[str, float]]
-        ] = {}
-        """Input and output grid -> warnings of the grids, and the limits of the trust signals there."""
+        self._warnings: dict[tuple[Grid, Grid | None], AnswerWarnings] = {}
+        """By input and output grid."""
 
     def fields_from_npy(self, body: memoryview) -> tuple[Fields, Form]:
         """Decode and check the fields of an `.npy` body, without a copy where none is needed.
@@ -106,24 +99,15 @@ class Served:
         """Call the codec's `fields_from_arrays` with this model's limits."""
         return fields_from_arrays(arrays, self.config, max_fields=self.max_fields)
 
-    def warnings(
-        self, grid: Grid, output_grid: Grid | None, trust: Trust
-    ) -> tuple[AnswerWarning, ...]:
-        """The warnings of an answer: `answer_warnings.of_prediction`, cached where the signals add none."""
-        known = self._grids.get((grid, output_grid))
+    def warnings(self, grid: Grid, output_grid: Grid | None = None) -> AnswerWarnings:
+        """The warnings of answers for fields on a grid."""
+        known = self._warnings.get((grid, output_grid))
         if known is None:
-            if len(self._grids) >= _MAX_LAYOUTS:
-                self._grids.clear()
-            known = (
-                answer_warnings.of_grids(self.config, grid, output_grid),
-                ({} if self._thresholds is None else self._thresholds.on(grid)),
-            )
-            self._grids[grid, output_grid] = known
-        warnings, limits = known
-        for name, limit in limits.items():
-            if max(trust.get(name, ()), default=0.0) > limit:
-                return answer_warnings.of_prediction(self.config, grid, output_grid, trust)
-        return warnings
+            if len(self._warnings) >= _MAX_LAYOUTS:
+                self._warnings.clear()
+            known = AnswerWarnings(self.config, grid, output_grid)
+            self._warnings[grid, output_grid] = known
+        return known
 
     def why_no_trust(self, trust: Trust) -> str:
         """The reason why an answer has no trust signals; empty if it has."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from turbofno.service import answer_warnings
 from turbofno.service.codec.negotiate import CODECS, JSON, NPY, NPZ, SAFETENSORS, Codec
 from turbofno.service.codec.vjp import VjpForm, arrays_from_vjp, units_of_vjp, vjp_from_arrays
 from turbofno.service.engine.vjp import VjpShapes, join, part
@@ -102,7 +101,7 @@ async def vjp(call: Call) -> Reply:
     result = await run_model(
         call, rows, priority=parameters.priority, seconds=parameters.seconds, vjp=shapes
     )
-    warnings = count_warnings(call, answer_warnings.of_grids(served.config, shapes.input[1:]))
+    warnings = count_warnings(call, served.warnings(shapes.input[1:]).of_grids)
     gradients, outputs = part(result.fields, shapes)
     wanted = outputs if parameters.output else None
     return await fields_reply(

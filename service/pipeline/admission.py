@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from turbofno.service.errors import PayloadTooLarge, Unavailable
-from turbofno.service.model_limits import UNLIMITED
 from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from turbofno.service.metrics import Metrics
     from turbofno.service.pipeline.queue_capacity import QueueCapacity
@@ -31,29 +31,41 @@ class Caller(NamedTuple):
 ANYONE = Caller()
 
 
+@dataclass(slots=True)
+class _Bytes:
+    """The bytes that requests hold: all of them, those of a model, or those of a caller."""
+
+    reason: str
+    """The metric's label of refusals."""
+    whose: str
+    limit: int
+    setting: str = ""
+    held: int = 0
+
+
 class Admitted:
     """An admitted request: the bytes that it holds, of its body, then of its answer; and a queue slot, until it is queued.
 
     For the event loop only.
     """
 
-    __slots__ = ("_admission", "_caller", "_held", "_left", "_model", "_slot")
+    __slots__ = ("_admission", "_counted", "_held", "_left", "_model", "slot")
 
     def __init__(
         self,
         admission: Admission | None = None,
-        caller: Caller = ANYONE,
+        counted: Sequence[_Bytes] = (),
         model: str = "",
         slot: tuple[str, str] | None = None,
     ) -> None:
-        """`slot` is model and version of the queue.
+        """`counted` are what its bytes are part of; `slot` is model and version of the queue, None once it is released.
 
         Without arguments nothing is counted: for small bodies that are read even when the limits are reached.
         """
         self._admission = admission
-        self._caller = caller
+        self._counted = counted
         self._model = model
-        self._slot = slot
+        self.slot = slot
         self._held = 0
         self._left = admission is None
 
@@ -74,15 +86,15 @@ class Admitted:
 
     def leave_slot(self) -> None:
         """Release the queue slot: a slow body must not occupy it. Idempotent."""
-        if self._slot is not None:
+        if self.slot is not None:
             assert self._admission is not None
-            self._admission.coming[self._slot] -= 1
-            self._slot = None
+            self._admission.coming[self.slot] -= 1
+            self.slot = None
 
     def hold(self, size: int) -> None:
         """Set the total to `size` bytes. Raises QueueFull if they do not fit now, PayloadTooLarge if they never do."""
         if size > self._held and self._admission is not None:
-            self._admission.check_bytes(self._caller, self._model, size - self._held)
+            self._admission.check_bytes(self._counted, self._model, size - self._held)
         self.hold_answer(size)
 
     def hold_more(self, size: int) -> None:
@@ -91,10 +103,10 @@ class Admitted:
 
     def hold_answer(self, size: int) -> None:
         """Set the total to `size` bytes without a check: a finished answer is never refused, later requests are."""
-        if size != self._held:
-            if self._admission is not None:
-                self._admission.change_bytes(self._caller, self._model, size - self._held)
-            self._held = size
+        more = size - self._held
+        self._held = size
+        for counted in self._counted:
+            counted.held += more
 
 
 class Admission:
@@ -104,20 +116,32 @@ class Admission:
         self._settings = settings
         self._metrics = metrics
         self._capacity = capacity
-        self._bytes = 0
-        self._bytes_of: Counter[tuple[str, str]] = Counter()
-        """("caller" or "model", its name) -> bytes held."""
+        self._bytes = _Bytes(
+            "inflight_bytes",
+            "requests being served",
+            settings.max_inflight_bytes,
+            "max_inflight_bytes",
+        )
+        self._all = (self._bytes,)
+        self._bytes_of_models = {
+            name: _Bytes("model_bytes", f"requests of model {name!r}", one.bytes, "model_limits")
+            for name, one in settings.model_limits.items()
+            if one.bytes
+        }
+        """Of the models that have a limit."""
+        self._bytes_of_callers: dict[str, _Bytes] = {}
         self.coming: Counter[tuple[str, str]] = Counter()
         """(model, version) -> admitted requests that have a slot of its queue and are not in it yet. Without slots, reserved
         before bodies are read, concurrent requests could all claim the last one."""
-        self._entering: list[Admitted] = []
+        self._entering: list[tuple[str, str]] = []
+        """Slots to release at the end of this turn of the event loop."""
         self._requests = 0
         self._idle = asyncio.Event()
         """Set once no admitted request is left while the service drains."""
         self._reading: set[asyncio.Timeout] = set()
         self._ended = False
         self.draining = False
-        metrics.inflight_bytes.set_function(lambda: self._bytes)
+        metrics.inflight_bytes.set_function(lambda: self._bytes.held)
 
     def admit(
         self,
@@ -153,12 +177,13 @@ class Admission:
             )
         slot = (model, version)
         self._capacity.check(model, version, self.coming[slot] + 1)
-        self.check_bytes(caller, model, size)
+        counted = self._counted(caller, model)
+        self.check_bytes(counted, model, size)
         self._requests += 1
         if not queued:
-            return Admitted(self, caller, model)
+            return Admitted(self, counted, model)
         self.coming[slot] += 1
-        return Admitted(self, caller, model, slot)
+        return Admitted(self, counted, model, slot)
 
     def leave(self) -> None:
         """Note the end of an admitted request."""
@@ -168,13 +193,16 @@ class Admission:
 
     def enter_queue(self, request: Admitted) -> None:
         """Release the slot of a request after this turn of the event loop: it has then entered the queue."""
+        if request.slot is None:
+            return
         if not self._entering:
             asyncio.get_running_loop().call_soon(self._leave_slots)
-        self._entering.append(request)
+        self._entering.append(request.slot)
+        request.slot = None
 
     def _leave_slots(self) -> None:
-        for request in self._entering:
-            request.leave_slot()
+        for slot in self._entering:
+            self.coming[slot] -= 1
         self._entering.clear()
 
     def start_draining(self) -> None:
@@ -220,42 +248,30 @@ class Admission:
         if self._requests:
             await self._idle.wait()
 
-    def check_bytes(self, caller: Caller, model: str, size: int) -> None:
+    def check_bytes(self, counted: Sequence[_Bytes], model: str, size: int) -> None:
         """Raise QueueFull if so many more bytes do not fit now, PayloadTooLarge if they never do."""
-        limit = self._settings.max_inflight_bytes
-        if self._bytes + size > limit:
-            raise self._capacity.queue_full(
-                "inflight_bytes",
-                model,
-                f"requests being served hold {self._bytes} bytes and have no room for {size} more: "
-                f"the limit is {limit} ({env_name('max_inflight_bytes')}).",
-            )
-        if not caller.max_bytes and model not in self._settings.model_limits:
-            return
-        limit = self._settings.model_limits.get(model, UNLIMITED).bytes
-        held = self._bytes_of["model", model]
-        if limit and held + size > limit:
+        for one in counted:
+            if one.held + size <= one.limit:
+                continue
+            setting = f" ({env_name(one.setting)})" if one.setting else ""
+            whose = "the" if one is self._bytes else "its"
             message = (
-                f"requests of model {model!r} hold {held} bytes and have no room for {size} more: "
-                f"its limit is {limit} ({env_name('model_limits')})."
+                f"{one.whose} hold {one.held} bytes and have no room for {size} more: "
+                f"{whose} limit is {one.limit}{setting}."
             )
-            error = self._capacity.queue_full("model_bytes", model, message)
-            if size > limit:
+            error = self._capacity.queue_full(one.reason, model, message)
+            if size > one.limit and one.reason == "model_bytes":
                 raise PayloadTooLarge(f"{message} Send fewer fields in a request.")
             raise error
-        held = self._bytes_of["caller", caller.name]
-        if caller.max_bytes and held + size > caller.max_bytes:
-            raise self._capacity.queue_full(
-                "caller_bytes",
-                model,
-                f"requests of API key {caller.name!r} hold {held} bytes and have no room for {size} more: "
-                f"its limit is {caller.max_bytes}.",
-            )
 
-    def change_bytes(self, caller: Caller, model: str, size: int) -> None:
-        """Count `size` more bytes, or fewer."""
-        self._bytes += size
+    def _counted(self, caller: Caller, model: str) -> Sequence[_Bytes]:
+        """What the bytes of a request are part of."""
+        of_model = self._bytes_of_models.get(model)
+        if of_model is None and not caller.max_bytes:
+            return self._all
+        counted = [self._bytes] if of_model is None else [self._bytes, of_model]
         if caller.max_bytes:
-            self._bytes_of["caller", caller.name] += size
-        if model in self._settings.model_limits:
-            self._bytes_of["model", model] += size
+            fresh = _Bytes("caller_bytes", f"requests of API key {caller.name!r}", 0)
+            counted.append(self._bytes_of_callers.setdefault(caller.name, fresh))
+            counted[-1].limit = caller.max_bytes
+        return counted

@@ -36,8 +36,10 @@ class _Pending(NamedTuple):
     """A request that waits for the engine's answer."""
 
     outcome: asyncio.Future[Any]
-    arrays: tuple[Fields, Fields] | None = None
-    """Input and output in shared memory, kept until the engine answers, even if the request was cancelled."""
+    sent: object = None
+    """What was sent: its arrays are kept until the engine answers, even if nobody waits any more."""
+    part: slice | None = None
+    """Its fields among those of the request, if that was joined of several."""
 
 
 class EngineLink:
@@ -118,23 +120,18 @@ class EngineLink:
         several[0].outcome.set_exception(failure)
 
     def _send_joined(self, several: Sequence[Asked[int]], request: PredictRequest) -> None:
-        numbers = [next(self._numbers) for _ in several]
-        inputs, outputs = request.fields, request.output_buffer
-        assert outputs is not None
-        stop = 0
+        numbers, stop = [next(self._numbers) for _ in several], 0
         for number, asked in zip(numbers, several, strict=True):
             start, stop = stop, stop + len(asked.request.fields)
             asked.work = number
-            arrays = inputs, outputs
-            if len(several) > 1:
-                arrays = inputs[start:stop], outputs[start:stop]
-            self._pending[number] = _Pending(asked.outcome, arrays)
+            part = slice(start, stop) if request.joined else None
+            self._pending[number] = _Pending(asked.outcome, request, part)
         self._channel.send(messages.Predict(numbers[0], request))
 
     async def rollout(self, request: RolloutRequest, ring: Fields) -> AsyncGenerator[Frame]:
         """Yield frames that the engine sends through `ring`. Closing ends the rollout. Raises as Engine.rollout."""
         number = next(self._numbers)
-        end = self._expect(number, (request.initial.fields, ring))
+        end = self._expect(number, (request, ring))
         frames = self._frames[number] = asyncio.Queue()
         size = len(request.initial.fields)
         self.fields_in_flight += size
@@ -183,12 +180,10 @@ class EngineLink:
     def resolve(self, _: type, reference: Any) -> Fields:
         return NO_FIELDS if reference is None else self._memory.view(reference)
 
-    def _expect(
-        self, number: int, arrays: tuple[Fields, Fields] | None = None
-    ) -> asyncio.Future[Any]:
+    def _expect(self, number: int, sent: object = None) -> asyncio.Future[Any]:
         self._refuse_if_dead()
         outcome = asyncio.get_running_loop().create_future()
-        self._pending[number] = _Pending(outcome, arrays)
+        self._pending[number] = _Pending(outcome, sent)
         return outcome
 
     def _refuse_if_dead(self) -> None:
@@ -222,14 +217,17 @@ class EngineLink:
 
     def _settle_all(self, message: messages.Predicted) -> None:
         """Give each of the predictions that were joined its part of the result."""
-        result, stop = message.result, 0
+        result = message.result
         for number in range(message.id, message.id + message.count):
-            arrays = self._pending[number].arrays
-            assert arrays is not None
-            start, stop = stop, stop + len(arrays[1])
-            own = result if message.count == 1 else part_of(result, slice(start, stop))
-            own.fields = arrays[1]
-            self._settle(number, own)
+            _, request, part = self._pending[number]
+            assert isinstance(request, PredictRequest)
+            outputs = request.output_buffer
+            assert outputs is not None
+            if part is None:
+                result.fields = outputs
+                self._settle(number, result)
+            else:
+                self._settle(number, part_of(result, part, outputs))
 
     def _settle(self, number: int, outcome: Any) -> None:
         pending = self._pending.pop(number)

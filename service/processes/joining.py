@@ -8,13 +8,14 @@ from copy import copy
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from turbofno.service.engine.interface import Joined
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from turbofno.service.engine.interface import PredictRequest, PredictResult
+    from turbofno.service.engine.interface import Fields, PredictRequest, PredictResult
     from turbofno.service.engine.turn import Asked
     from turbofno.service.processes.memory import SlotMemory
     from turbofno.service.settings import Settings
@@ -39,32 +40,28 @@ def alike(turn: Sequence[Asked[int]], most: int) -> Iterator[Sequence[Asked[int]
         yield turn
         return
     groups: dict[object, list[Asked[int]]] = {}
-    sizes: dict[object, int] = {}
+    rooms: dict[object, int] = {}
+    """Of each group, the fields that it can still take."""
     for asked in turn:
         request = asked.request
         fields = request.fields
-        size, *shape = fields.shape
-        if not _can_be_joined(request):
+        # A trace has one request; without fields there is nothing to run.
+        if not 0 < fields.nbytes <= MOST_BYTES or request.trace:
             yield (asked,)
             continue
+        size, channels, *_ = shape = fields.shape
         key = (
-            request.model, request.version, id(request.config), *shape, request.priority, request.vjp, request.client,
+            request.model, request.version, id(request.config), shape[1:], request.priority, request.vjp, request.client,
             request.deadline and request.deadline // DEADLINES_APART,
         )  # fmt: skip
-        outputs = fields.nbytes // shape[0] * _output_channels(request)
-        room = min(most, MOST_JOINED_BYTES * size // max(fields.nbytes, outputs))
-        if sizes.get(key, room) + size > room:
+        if size > rooms.get(key, -1):
             if key in groups:
                 yield groups[key]
-            groups[key], sizes[key] = [], 0
+            largest = max(fields.nbytes, fields.nbytes // channels * _output_channels(request))
+            groups[key], rooms[key] = [], min(most, MOST_JOINED_BYTES * size // largest)
         groups[key].append(asked)
-        sizes[key] += size
+        rooms[key] -= size
     yield from groups.values()
-
-
-def _can_be_joined(request: PredictRequest) -> bool:
-    # A trace has one request; without fields there is nothing to run.
-    return 0 < request.fields.nbytes <= MOST_BYTES and not request.trace
 
 
 def _output_channels(request: PredictRequest) -> int:
@@ -84,9 +81,8 @@ def join(several: Sequence[Asked[int]], memory: SlotMemory) -> PredictRequest:
     fields = request.fields
     size, _, *grid = fields.shape
     if others:
-        sizes = [size, *[len(other.fields) for other in others]]
-        size = sum(sizes)
-        request = _joined([request, *others], sizes)
+        request = _joined([request, *others])
+        size = sum([one.size for one in request.joined])
     request.output_buffer = memory.array((size, _output_channels(request), *grid))
     if others or not memory.contains(fields):
         request.fields = memory.array((size, *fields.shape[1:]))
@@ -94,21 +90,17 @@ def join(several: Sequence[Asked[int]], memory: SlotMemory) -> PredictRequest:
     return request
 
 
-def _joined(requests: Sequence[PredictRequest], sizes: Sequence[int]) -> PredictRequest:
+def _joined(requests: Sequence[PredictRequest]) -> PredictRequest:
     request = copy(requests[0])
-    deadlines = [one.deadline for one in requests]
-    request.deadline = min([one for one in deadlines if one is not None], default=None)
     request.joined = tuple(
-        [
-            Joined(one.request_id, size, deadline)
-            for one, size, deadline in zip(requests, sizes, deadlines, strict=True)
-        ]
+        [Joined(one.request_id, len(one.fields), one.deadline) for one in requests]
     )
+    deadlines = [one.deadline for one in requests if one.deadline is not None]
+    request.deadline = min(deadlines, default=None)
     return request
 
 
-def part_of(result: PredictResult, part: slice) -> PredictResult:
-    """The result of one of several joined requests, without its fields: `part` are those among all."""
-    own = copy(result)
-    own.trust = {name: values[part] for name, values in result.trust.items()}
-    return own
+def part_of(result: PredictResult, part: slice, outputs: Fields) -> PredictResult:
+    """The result of one of several joined requests: `part` are its fields among `outputs`."""
+    trust = {name: values[part] for name, values in result.trust.items()}
+    return replace(result, fields=outputs[part], trust=trust)

@@ -10,10 +10,9 @@ from turbofno.models.zoo import TRAINED
 from turbofno.service.answer_warnings import (
     HORIZON,
     REASONS,
+    AnswerWarnings,
     FrameWarnings,
     of_horizon,
-    of_prediction,
-    of_trust,
 )
 from turbofno.service.engine.interface import Frame
 
@@ -25,7 +24,7 @@ def flow() -> ModelConfig:
 
 def test_every_reason_of_a_prediction_has_its_text(flow: ModelConfig) -> None:
     trust = {"input_distance": (0.5, 9.0), "residual": (0.5, 0.6)}
-    found = of_prediction(flow, (32, 32), None, trust)
+    found = AnswerWarnings(flow, (32, 32)).of_prediction(trust)
     assert [one.reason for one in found] == ["grid", "input_distance", "residual"]
     assert set(REASONS) == {*(one.reason for one in found), HORIZON}
     _, distance, residual = (one.text for one in found)
@@ -44,14 +43,14 @@ def test_one_field_is_not_numbered_and_a_value_at_the_threshold_does_not_warn(
     assert flow.statistics is not None
     assert flow.statistics.thresholds is not None
     limit = flow.statistics.thresholds.on((64, 64))["residual"]
-    assert of_trust(flow, (64, 64), {"residual": (limit,)}) == ()
-    (one,) = of_trust(flow, (64, 64), {"residual": (2 * limit,)})
+    assert AnswerWarnings(flow, (64, 64)).of_trust({"residual": (limit,)}) == []
+    (one,) = AnswerWarnings(flow, (64, 64)).of_trust({"residual": (2 * limit,)})
     assert " of field" not in one.text
 
 
 def test_without_thresholds_or_signals_there_are_no_warnings(flow: ModelConfig) -> None:
-    assert of_prediction(flow, (64, 64), None, {}) == ()
-    assert of_trust(tiny_config(), (16,), {"residual": (1e6,)}) == ()
+    assert AnswerWarnings(flow, (64, 64)).of_prediction({}) == ()
+    assert AnswerWarnings(tiny_config(), (16,)).of_trust({"residual": (1e6,)}) == []
 
 
 @pytest.mark.parametrize(("last", "warned"), [(1, False), (40, False), (41, True)])

@@ -16,6 +16,7 @@ from tests.service.http.fake_engine import FakeEngine
 from tests.service.http.live import connected, listening
 from tests.service.http.serving import application, serving
 from tests.service.waiting import until
+from turbofno.service.codec import oip_binary
 from turbofno.service.errors import QueueFull
 from turbofno.service.http import oip_infer as oip
 
@@ -410,8 +411,8 @@ def test_infer_long_body_is_decoded_and_encoded_off_the_event_loop(
 
         return noted
 
-    for name in ("_decode", "_encode"):
-        monkeypatch.setattr(oip, name, noting(getattr(oip, name)))
+    for module, name in ((oip, "_decode"), (oip_binary, "encode")):
+        monkeypatch.setattr(module, name, noting(getattr(module, name)))
     many = ("max_fields_per_request", "max_queued_fields_per_model", "max_queued_fields")
     response, _ = call(
         "POST",

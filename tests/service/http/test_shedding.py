@@ -23,6 +23,7 @@ from turbofno.service.http.call import Body, Call
 from turbofno.service.http.operations import begin, target_of
 from turbofno.service.http.shedding import BURST, LONGEST_PAUSE, SECONDS_EACH, Shedding
 from turbofno.service.metrics import Metrics
+from turbofno.service.pipeline.admission import Admitted
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.pipeline.ticket import Kind, Ticket
 from turbofno.service.settings import Settings
@@ -251,23 +252,23 @@ async def test_concurrent_requests_cannot_claim_the_same_slot() -> None:
     async with serving() as service:
         service.fill(CAPACITY - 2)
 
-        def arrive() -> Call | None:
+        def arrive() -> Admitted | None:
             """A request that was let in."""
             path, _, query = INFER.encode().partition(b"?")
             call = Call(
                 service.context, "POST", path.decode(), path, query, [], Body(), target_of(path)
             )
-            return call if begin(call) is None else None
+            return call.admitted if begin(call) is None else None
 
-        calls = [call for call in (arrive() for _ in range(5)) if call is not None]
-        assert len(calls) == 2
-        calls[0].release()
-        calls[0].release()
+        admitted = [one for one in (arrive() for _ in range(5)) if one is not None]
+        assert len(admitted) == 2
+        admitted[0].leave()
+        admitted[0].leave()
         later = arrive()
         assert later is not None
         assert arrive() is None
-        for call in (calls[1], later):
-            call.release()
+        for one in (admitted[1], later):
+            one.leave()
 
 
 @in_loop
