@@ -64,17 +64,21 @@ class AnswerWarnings:
         """A warning for each signal above the model's threshold; none without thresholds."""
         found = []
         for signal, limit, above, end in self._limits:
-            values = trust.get(signal)
-            if not values or not (worst := max(values)) > limit:
+            values = trust.get(signal, ())
+            # NaN is above every limit.
+            beyond = [value for value in values if not value <= limit]
+            if not beyond:
                 continue
-            if len(values) > 1:
-                count = sum([value > limit for value in values])
+            if len(values) == 1:
+                text = f"{signal} {values[0]:.3g}{above}{end}"
+            else:
+                worst = max(beyond)
                 others = (
-                    "" if count == 1 else f" ({count} of {len(values)} fields are above the limit)"
+                    ""
+                    if len(beyond) == 1
+                    else f" ({len(beyond)} of {len(values)} fields are above the limit)"
                 )
                 text = f"{signal} {worst:.3g} of field {values.index(worst)}{above}{others}{end}"
-            else:
-                text = f"{signal} {worst:.3g}{above}{end}"
             found.append(AnswerWarning(signal, text))
         return found
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from tests.service.tiny import tiny_config
@@ -46,6 +48,11 @@ def test_one_field_is_not_numbered_and_a_value_at_the_threshold_does_not_warn(
     assert AnswerWarnings(flow, (64, 64)).of_trust({"residual": (limit,)}) == []
     (one,) = AnswerWarnings(flow, (64, 64)).of_trust({"residual": (2 * limit,)})
     assert " of field" not in one.text
+
+
+def test_a_signal_that_is_no_number_warns(flow: ModelConfig) -> None:
+    (one,) = AnswerWarnings(flow, (64, 64)).of_trust({"residual": (0.0, math.nan, 0.01)})
+    assert one.text.startswith("residual nan of field 1 is above")
 
 
 def test_without_thresholds_or_signals_there_are_no_warnings(flow: ModelConfig) -> None:
