@@ -395,7 +395,7 @@ def test_errors_are_in_the_protocols_form(method: str, path: str, status: int) -
         (lambda fields: {"json": body(fields)}, 1, "MainThread"),
         (lambda fields: {"json": body(fields)}, 1250, "codec"),
         (lambda fields: binary(fields, parameters={"binary_data_output": True}), 250, "MainThread"),
-        (lambda fields: binary(fields, parameters={"binary_data_output": True}), 20_000, "codec"),
+        (lambda fields: binary(fields, parameters={"binary_data_output": True}), 90_000, "codec"),
     ],
     ids=["short JSON", "long JSON", "short binary", "long binary"],
 )
@@ -417,7 +417,7 @@ def test_infer_long_body_is_decoded_and_encoded_off_the_event_loop(
     response, _ = call(
         "POST",
         PATH,
-        settings=dict.fromkeys(many, 50_000),
+        settings=dict.fromkeys(many, 100_000),
         **request_of(np.full((count, 1, 16), 1 / 3, "<f4")),
     )
     assert response.status_code == 200, response.text

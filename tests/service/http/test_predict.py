@@ -325,9 +325,9 @@ def test_predict_client_that_leaves_cancels_the_work() -> None:
         (JSON, 1, "MainThread"),
         (JSON, 1250, "codec"),
         (NPY, 250, "MainThread"),
-        (NPY, 20_000, "codec"),
+        (NPY, 90_000, "codec"),
         (NPZ, 1, "codec"),
-        (SAFETENSORS, 20_000, "codec"),
+        (SAFETENSORS, 90_000, "codec"),
     ],
 )
 def test_predict_long_body_is_decoded_and_encoded_off_the_event_loop(
@@ -350,7 +350,7 @@ def test_predict_long_body_is_decoded_and_encoded_off_the_event_loop(
         content=written(media_type, np.full((count, 1, 16), 1 / 3, "f4")),
         headers={"Content-Type": media_type},
         settings=dict.fromkeys(
-            ("max_fields_per_request", "max_queued_fields_per_model", "max_queued_fields"), 50_000
+            ("max_fields_per_request", "max_queued_fields_per_model", "max_queued_fields"), 100_000
         ),
     )
     assert response.status_code == 200, response.text
