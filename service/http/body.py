@@ -40,16 +40,14 @@ async def read_body(
     *,
     limit: int,
     setting: str | None = "max_body_bytes",
-    aligned_at: int | None = None,
 ) -> memoryview:
-    """Read and decompress the whole body.
+    """Read and decompress the whole body; into the engine's memory, with the byte at `call.aligned_at` on a 64-byte boundary,
+    if its fields are used without a copy.
 
     Args:
         admitted: holds the bytes as they arrive.
         limit: largest size in bytes, on the wire and decompressed.
         setting: name of the setting that `limit` comes from, if any, for the message.
-        aligned_at: for a body whose fields are used without a copy: read it into the engine's memory, with the byte at
-            this offset on a 64-byte boundary.
 
     Returns:
         A view of bytes.
@@ -68,15 +66,16 @@ async def read_body(
             raise _too_large(call, f"the body has {body.size} bytes", limit, setting)
         admitted.hold(body.size)
     size = call.body_bytes = body.size
-    # Allocated after the body has arrived: an announced body that never comes must not occupy the engine's memory.
-    buffer = None
-    if aligned_at is not None and coding is None:
+    buffer, aligned_at = body.place, call.aligned_at
+    if buffer is None and aligned_at is not None and coding is None:
+        # Allocated after the body has arrived: an announced body that never comes must not occupy the engine's memory.
         buffer = call.context.engine.buffer(size, aligned_at=aligned_at)
     if size > BINARY_BYTES:
         whole = await offload(True, _join, body.pieces, buffer)
     else:
         whole = _join(body.pieces, buffer)
     body.pieces.clear()
+    body.place = None
     if coding is None:
         return whole
     # Always off the event loop: a few kilobytes can inflate to the whole limit.

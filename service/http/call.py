@@ -71,10 +71,12 @@ class Target(NamedTuple):
 class Body:
     """A request's body as it arrives, in pieces; each transport implements `more`."""
 
-    __slots__ = ("complete", "pieces", "size")
+    __slots__ = ("complete", "pieces", "place", "size")
 
     def __init__(self) -> None:
         self.pieces: list[bytes | bytearray] = []
+        self.place: memoryview | None = None
+        """Memory for the whole body, in which everything after `pieces` was received."""
         self.size = 0
         self.complete = False
 
@@ -117,6 +119,8 @@ class Call:
     """Its bytes and queue slot, held until the reply has been sent or the client has left."""
     declared_bytes: int | None = None
     """Size of the decoded body, if its headers give it; set by `operations.begin` for an operation with fields."""
+    aligned_at: int | None = None
+    """Offset in the body of fields that are used without a copy; set by the operation's `parse`."""
     shed = False
     """True if refused because the queue was full."""
     fields = body_bytes = 0

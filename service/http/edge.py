@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from turbofno.service.http.call import Call
 from turbofno.service.http.exchange import CONTINUE, NO_BODY, Exchange
 from turbofno.service.http.operations import target_of
+from turbofno.service.http.reception import Reception
 from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from turbofno.service.context import AppContext
 
 BODY_SECONDS = 0.02
-"""Seconds for which the body of an admitted request is awaited before a task reads it, with its time limit."""
+"""Seconds for which the body of an admitted request is awaited, with its slot and its memory, before a task reads it, with
+its time limit."""
 LINGER_SECONDS = 5.0
 """Seconds for which the rest of a refused body is read. Closing at once would reset the connection before a client that is
 still sending has read the reply."""
@@ -66,6 +68,8 @@ class Edge(HttpToolsProtocol):
         """A request to start when its body has been received, or takes long."""
         self._arriving = False
         """True while the newest request is incomplete."""
+        self._reception: Reception | None = None
+        """What receives the admitted request's body, if that is large."""
         self._half_closed = False
         self._head = b""
         """Head of the last request for an operation, if it can be repeated; requests that repeat it need no parser."""
@@ -91,8 +95,8 @@ class Edge(HttpToolsProtocol):
             exchange.disconnected = True
             exchange.abandon()
         self._unanswered.clear()
-        # Break the reference cycle with the last exchange, which would wait for a garbage collection.
-        self.cycle = None
+        # Break the reference cycles with the last exchange, which would wait for a garbage collection.
+        self.cycle = self._admitted = self._reception = None
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -124,7 +128,13 @@ class Edge(HttpToolsProtocol):
             if between and is_http:
                 self._remember_head(data)
         if self._admitted is not None and not self.transport.is_closing():
-            if not self._admitted.awaits_body:
+            if self._admitted.complete:
+                self._start_admitted()
+            elif (place := self._admitted.find_place()) is not None:
+                self._reception = Reception(self, place, self._admitted.size)
+                self.transport.set_protocol(self._reception)
+                self._call_after(BODY_SECONDS, self._body_is_late)
+            elif not self._admitted.awaits_body:
                 self._start_admitted()
             elif self._body_is_late not in self._timers:
                 self._call_after(BODY_SECONDS, self._body_is_late)
@@ -246,13 +256,17 @@ class Edge(HttpToolsProtocol):
                     self.send_400_response("This server is no proxy.")
                     return False
                 data = self._without_upgrade() + data[upgrade.args[0] :]
-                self.parser = httptools.HttpRequestParser(self)
-                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                self._expect_head()
             except httptools.HttpParserError:
                 self.send_400_response("Invalid HTTP request received.")
                 return False
             else:
                 return True
+
+    def _expect_head(self) -> None:
+        """Have the next bytes parsed as a request's head."""
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def _without_upgrade(self) -> bytes:
         """The head of a request without its `Upgrade`, which a server may ignore (RFC 9110, 7.8)."""
@@ -278,6 +292,15 @@ class Edge(HttpToolsProtocol):
         else:
             self._admitted = exchange
 
+    def body_received(self, size: int) -> None:
+        """Serve the admitted request, whose body has come, past the parser."""
+        self._reception = None
+        self.cycle.size = size
+        self.transport.set_protocol(self)
+        self._expect_head()
+        self.on_message_complete()
+        self._start_admitted()
+
     def _start_admitted(self) -> None:
         exchange, self._admitted = self._admitted, None
         if exchange is not None:
@@ -286,6 +309,11 @@ class Edge(HttpToolsProtocol):
     def _body_is_late(self) -> None:
         """Start the admitted request. Not stopped if its body comes first: then a later request may start early."""
         self._stop(self._body_is_late)
+        reception, self._reception = self._reception, None
+        if reception is not None:
+            self.transport.set_protocol(self)
+            self.cycle.leave_place()
+            self.parser.feed_data(reception.end())
         self._start_admitted()
 
     def _pace(self, call: Call) -> None:

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from turbofno.service.engine.interface import heap_buffer
+from turbofno.service.errors import ServiceError
 from turbofno.service.http.access_log import shown_path
 from turbofno.service.http.call import Body, Call, Reply
 from turbofno.service.http.eager_task import EagerTask
+from turbofno.service.http.offload import BINARY_BYTES
 from turbofno.service.http.operations import begin, execute
 from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, stopped, unexpected
 from turbofno.service.logs import request_id
@@ -27,7 +30,7 @@ logger = logging.getLogger(__name__)
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _UNREAD_BYTES = 256 * 1024
 """Unread body bytes at which reading pauses: about two reads of the socket. A declared body of at most so many is awaited
-before its operation starts, which then needs no task."""
+before its operation starts, which then needs no task; a larger one too, if it is received in its place."""
 NO_BODY = Body()
 
 
@@ -112,10 +115,33 @@ class Exchange(Body):
     @property
     def awaits_body(self) -> bool:
         """True if the rest of the body is small and announced: it will follow at once."""
-        if self.complete or self._expects_continue:
+        if self._expects_continue:
             return False
         declared = self.call.declared_bytes
         return declared is not None and declared <= _UNREAD_BYTES
+
+    def find_place(self) -> memoryview | None:
+        """Return the new `place` of a large body whose fields are used where they are. All its bytes are then held."""
+        call = self.call
+        size, start, admitted = call.declared_bytes, call.aligned_at, call.admitted
+        if size is None or start is None or admitted is None or self._expects_continue:
+            return None
+        if not _UNREAD_BYTES < size <= BINARY_BYTES:
+            return None
+        try:
+            place = call.context.engine.buffer(size, aligned_at=start)
+            admitted.hold(size)
+        except ServiceError:
+            # The request is refused if there is still no room when its body has come.
+            return None
+        self.place = heap_buffer(size, start) if place is None else place
+        return self.place
+
+    def leave_place(self) -> None:
+        """Hold only the bytes in pieces."""
+        self.place = None
+        if self.call.admitted is not None:
+            self.call.admitted.hold(self.size)
 
     def begin(self) -> Reply | None:
         """Return the reply if the headers decide it."""
@@ -243,6 +269,7 @@ class Exchange(Body):
         self._task = None
         self.call.body = NO_BODY
         self.pieces.clear()
+        self.place = None
 
     def _end(self) -> None:
         self.response_complete = True

@@ -41,9 +41,15 @@ class Parameters(NamedTuple):
 
 def _parse(call: Call, given: Mapping[str, Any]) -> Parameters:
     length = call.header(_HEADER_NAME)
-    if length is not None and "," in length:
+    if length is None:
+        return Parameters(None, given["shape"])
+    if "," in length:
         raise BadRequest(f"{HEADER} is given {length.count(',') + 1} times, expected once")
-    return Parameters(None if length is None else length.strip(), given["shape"])
+    length = length.strip()
+    # The tensor follows the JSON. An invalid length is refused after reading, when its valid range is known.
+    valid = length.isascii() and length.isdigit() and len(length) < 10
+    call.aligned_at = int(length) if valid else 0
+    return Parameters(length, given["shape"])
 
 
 OPERATIONS: list[Operation] = []
@@ -67,12 +73,10 @@ async def infer(call: Call) -> Reply:
     header, raw_shape = call.parameters
     assert admitted is not None
     if header is None:
-        limit, setting, aligned_at = settings.max_json_bytes, "max_json_bytes", None
+        limit, setting = settings.max_json_bytes, "max_json_bytes"
     else:
-        # The tensor follows the JSON. An invalid length is refused after reading, when its valid range is known.
-        start = int(header) if header.isascii() and header.isdigit() and len(header) < 10 else 0
-        limit, setting, aligned_at = settings.max_body_bytes, "max_body_bytes", start
-    body = await read_body(call, admitted, limit=limit, setting=setting, aligned_at=aligned_at)
+        limit, setting = settings.max_body_bytes, "max_body_bytes"
+    body = await read_body(call, admitted, limit=limit, setting=setting)
     started = time.perf_counter()
     json_length = _json_length(header, len(body), settings)
     given = body, None if header is None else json_length, raw_shape, served

@@ -57,6 +57,7 @@ class Parameters(NamedTuple):
 def _parse(call: Call, given: Mapping[str, Any]) -> Parameters:
     grid = given[OUTPUT_GRID]
     reader, writer = codecs(call)
+    call.aligned_at = alignment(reader)
     return Parameters(
         reader,
         writer,
@@ -72,6 +73,11 @@ def codecs(call: Call) -> tuple[Codec, Codec]:
     if len(kind or b"") + len(accept or b"") <= _CACHED_BYTES:
         return _cached_codecs(kind, accept)
     return _codecs(kind, accept)
+
+
+def alignment(reader: Codec) -> int | None:
+    """`Call.aligned_at` of a body in that format: parsed or inflated fields are copied to the engine's memory later."""
+    return None if reader in (JSON, NPZ) else 0
 
 
 def _codecs(kind: bytes | None, accept: bytes | None) -> tuple[Codec, Codec]:
@@ -170,29 +176,22 @@ def status_headers(trust_status: str, warnings: Sequence[str]) -> Headers:
 
 async def read_fields(call: Call, codec: Codec) -> tuple[Fields, Form]:
     """Read and check the fields of the body. Raises as read_body and the codec do."""
-    # Parsed or inflated fields are copied to the engine's memory later.
-    aligned_at = None if codec in (JSON, NPZ) else 0
-    return await read_arrays(call, codec, _decode, aligned_at=aligned_at)
+    return await read_arrays(call, codec, _decode)
 
 
 async def read_arrays(
     call: Call,
     codec: Codec,
     decode: Callable[[memoryview, Codec, Served, int], tuple[Fields, T]],
-    *,
-    aligned_at: int | None = None,
 ) -> tuple[Fields, T]:
-    """Read the body and `decode` it into fields, whose bytes the request then holds.
-
-    Raises as read_body and `decode` do; `aligned_at` is read_body's.
-    """
+    """Read the body and `decode` it into fields, whose bytes the request then holds. Raises as read_body and `decode` do."""
     settings, admitted = call.context.settings, call.admitted
     assert admitted is not None
     if codec is JSON:
         limit, setting, light = settings.max_json_bytes, "max_json_bytes", JSON_BYTES
     else:
         limit, setting, light = settings.max_body_bytes, "max_body_bytes", BINARY_BYTES
-    body = await read_body(call, admitted, limit=limit, setting=setting, aligned_at=aligned_at)
+    body = await read_body(call, admitted, limit=limit, setting=setting)
     started = time.perf_counter()
     # A small archive can inflate up to the limit.
     if codec is NPZ or len(body) > light:

@@ -32,7 +32,7 @@ from turbofno.service.http.frame_stream import (
 )
 from turbofno.service.http.inference import count_warnings, deadline
 from turbofno.service.http.parameters import Parameter, integer, seconds_allowed
-from turbofno.service.http.predict import fields_reply, read_fields, status_headers
+from turbofno.service.http.predict import alignment, fields_reply, read_fields, status_headers
 from turbofno.service.http.route import route
 from turbofno.service.http.trust import TRUST_HEADERS, trust_headers
 from turbofno.service.settings import env_name
@@ -103,6 +103,7 @@ def _parse(call: Call, given: Mapping[str, Any]) -> Parameters:
     _check(call, given["start"], given["steps"])
     frames, accept = given["frames"], call.header(b"accept")
     reader = codec_for_body(call.header(b"content-type"))
+    call.aligned_at = alignment(reader)
     streamed = accepted_format(accept or "")
     return Parameters(
         given["start"],

@@ -154,8 +154,8 @@ class Admission:
     ) -> Admitted:
         """Admit one request before its body is read. The caller must `leave` what is returned once the answer is sent.
 
-        Bytes are counted as they arrive (`Admitted.hold`), not by Content-Length: a client that announces a large
-        body and sends nothing must not block others.
+        Bytes are counted as they arrive (`Admitted.hold`), or for an instant by Content-Length: a client that announces a
+        large body and sends nothing must not block others.
 
         Args:
             content_length: bytes of the decoded body; None if unknown (chunked or compressed).

@@ -95,7 +95,9 @@ def test_body_is_whole_writable_and_aligned(declared: bool, pieces: int) -> None
     step = -(-len(DATA) // pieces)
     chunks = [DATA[i : i + step] for i in range(0, len(DATA), step)]
     headers = {"content-length": str(len(DATA))} if declared else {}
-    body = read(make_request(chunks, headers), aligned_at=13)
+    request = make_request(chunks, headers)
+    request.aligned_at = 13
+    body = read(request)
     assert bytes(body) == DATA
     array = np.frombuffer(body, np.uint8, offset=13)
     assert array.flags.writeable
@@ -195,7 +197,9 @@ def raw_deflate(data: bytes) -> bytes:
     ],
 )
 def test_compressed_body_is_decompressed(coding: str, compress: Any) -> None:
-    body = read(make_request([compress(DATA)], {"content-encoding": coding}), aligned_at=5)
+    request = make_request([compress(DATA)], {"content-encoding": coding})
+    request.aligned_at = 5
+    body = read(request)
     assert bytes(body) == DATA
     assert np.frombuffer(body, np.uint8, offset=5).ctypes.data % 64 == 0
 

@@ -44,7 +44,7 @@ def test_uvicorn_has_every_name_that_edge_overrides_or_uses() -> None:
     named = {node.attr for node in used}
     stored = [node for node in used if isinstance(node.ctx, ast.Store)]
     overridden = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    own = {"app_context", "read_on"} | {
+    own = {"app_context", "body_received", "read_on"} | {
         name
         for name in overridden | {node.attr for node in stored}
         if name.startswith("_") and name not in theirs

@@ -1,0 +1,52 @@
+"""A large body of known size, received where its fields are used: no pieces to join, no copy but the kernel's."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from turbofno.service.http.edge import Edge
+
+_NOTHING = memoryview(b"")
+
+
+class Reception(asyncio.BufferedProtocol):
+    """Stands in for a connection's protocol until the rest of a body has come, all of it in its place."""
+
+    def __init__(self, edge: Edge, place: memoryview, start: int) -> None:
+        """`place` is for the whole body, of which `start` bytes have come already, elsewhere."""
+        self._edge = edge
+        self._place = place
+        self._start = self._stop = start
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        del sizehint
+        return self._place[self._stop :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._stop += nbytes
+        if self._stop == len(self._place):
+            edge = self._edge
+            self.end()
+            edge.body_received(self._stop)
+
+    def end(self) -> memoryview:
+        """Return what was received, and refer to nothing more: uvloop's transport keeps a protocol that it had."""
+        received, self._place = self._place[self._start : self._stop], _NOTHING
+        del self._edge
+        return received
+
+    def eof_received(self) -> bool:
+        return self._edge.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        edge = self._edge
+        self.end()
+        edge.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._edge.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._edge.resume_writing()

@@ -1,0 +1,245 @@
+"""The socket transport: large bodies that are received where their fields are used."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import shutil
+import ssl
+import subprocess
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import uvloop
+
+from tests.draws import generator
+from tests.service.http.live import connected, listening
+from tests.service.http.raw import FIELD, INFER, npy, raw_request, reply
+from tests.service.waiting import until
+from turbofno.service.errors import Unavailable
+from turbofno.service.http.edge import Edge
+from turbofno.service.http.exchange import Exchange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from pathlib import Path
+
+    from tests.service.http.fake_engine import FakeEngine
+
+pytestmark = pytest.mark.timeout(30)
+
+MANY = generator(__name__).standard_normal((4000, 1, 64)).astype("<f4")
+"""One megabyte."""
+PATH = INFER + "?shape=4000,1,64"
+LARGE = raw_request(PATH, MANY.tobytes())
+HEAD = len(LARGE) - MANY.nbytes
+LIMITS = {"max_fields_per_request": 4000}
+SLOT = ("tiny-1d", "2")
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, None]], None]:
+    def run_in_loop(test: Coroutine[Any, Any, None]) -> None:
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(test)
+
+    return run_in_loop
+
+
+def noted_buffers(engine: FakeEngine) -> list[weakref.ref[Any]]:
+    """The owners of the memory that the engine gives from now on."""
+    given: list[weakref.ref[Any]] = []
+    original = engine.buffer
+
+    def buffer(size: int, *, aligned_at: int = 0) -> memoryview:
+        view = original(size, aligned_at=aligned_at)
+        given.append(weakref.ref(view.obj))
+        return view
+
+    engine.buffer = buffer  # type: ignore[method-assign]
+    return given
+
+
+def held_bytes(context: Any) -> float:
+    held: float = context.metrics.registry.get_sample_value("turbofno_inflight_bytes")
+    return held
+
+
+async def answered(reader: asyncio.StreamReader, fields: Any, engine: FakeEngine) -> None:
+    status, _, body = await reply(reader)
+    assert status == 200, body
+    expected = engine.answer(fields, 2)
+    outputs = np.frombuffer(body[-expected.nbytes :], "<f4").reshape(expected.shape)
+    np.testing.assert_array_equal(outputs, expected)
+
+
+@pytest.mark.parametrize("pieces", [[], [HEAD], [10, HEAD + 1], [HEAD + 300_000, HEAD + 300_001]])
+def test_its_fields_are_in_the_engines_memory(run: Any, pieces: list[int]) -> None:
+    async def main() -> None:
+        async with (
+            listening(**LIMITS) as (port, engine, context),
+            connected(port) as (reader, writer),
+        ):
+            given = noted_buffers(engine)
+            for _ in range(2):
+                for start, stop in zip([0, *pieces], [*pieces, len(LARGE)], strict=True):
+                    writer.write(LARGE[start:stop])
+                    await writer.drain()
+                    await asyncio.sleep(0.001)
+                await answered(reader, MANY, engine)
+                fields = engine.requests[-1].fields
+                assert fields.flags.aligned
+                assert fields.ctypes.data % 64 == 0
+            assert len(given) == 2
+            assert held_bytes(context) == 0
+
+    run(main())
+
+
+def test_it_is_received_over_tls(run: Any, tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate")
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    files = ("-subj", "/CN=localhost", "-keyout", str(key), "-out", str(certificate))
+    subprocess.run(["openssl", "req", "-x509", *curve, *files], check=True, capture_output=True)
+    trusting = ssl.create_default_context(cafile=certificate)
+    trusting.check_hostname = False
+
+    async def main() -> None:
+        async with listening(**LIMITS, tls_certificate=certificate, tls_key=key) as served:
+            port, engine, context = served
+            given = noted_buffers(engine)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting)
+            writer.write(LARGE + LARGE + raw_request())
+            for fields in (MANY, MANY, FIELD):
+                await answered(reader, fields, engine)
+            writer.write(LARGE[:-10])
+            await until(lambda: len(given) == 4)
+            writer.transport.abort()
+            await until(lambda: held_bytes(context) == 0 and given[-1]() is None)
+
+    run(main())
+
+
+def test_npy_begins_where_the_file_does(run: Any) -> None:
+    async def main() -> None:
+        async with (
+            listening(**LIMITS) as (port, engine, _),
+            connected(port) as (reader, writer),
+        ):
+            sent = npy(MANY)
+            kind = "Content-Type: application/x-npy"
+            writer.write(raw_request("/v1/models/tiny-1d:predict", sent, kind))
+            status, _, body = await reply(reader)
+            assert status == 200, body[:300]
+            np.testing.assert_array_equal(engine.requests[-1].fields, MANY)
+            assert engine.requests[-1].fields.ctypes.data % 64 == 0
+
+    run(main())
+
+
+def test_pipelined_requests_around_it_are_answered_in_order(run: Any) -> None:
+    async def main() -> None:
+        async with (
+            listening(**LIMITS) as (port, engine, _),
+            connected(port) as (reader, writer),
+        ):
+            small = raw_request()
+            for asked in ([LARGE, small, LARGE, LARGE, small], [small, LARGE, small]):
+                writer.write(b"".join(asked))
+                for one in asked:
+                    await answered(reader, MANY if one is LARGE else FIELD, engine)
+
+    run(main())
+
+
+@pytest.mark.parametrize("come", [0, 10, 700_000])
+def test_a_slow_one_holds_neither_the_engines_memory_nor_a_slot(run: Any, come: int) -> None:
+    async def main() -> None:
+        async with (
+            listening(**LIMITS) as (port, engine, context),
+            connected(port) as (reader, writer),
+        ):
+            given = noted_buffers(engine)
+            writer.write(LARGE[: HEAD + come])
+            await until(lambda: len(given) == 1)
+            await until(lambda: context.admission.coming[SLOT] == 0 and given[0]() is None)
+            await until(lambda: held_bytes(context) == come)
+            writer.write(LARGE[HEAD + come :] + raw_request())
+            await answered(reader, MANY, engine)
+            await answered(reader, FIELD, engine)
+            assert held_bytes(context) == 0
+
+    run(main())
+
+
+def test_one_that_never_comes_times_out(run: Any) -> None:
+    async def main() -> None:
+        async with (
+            listening(**LIMITS, body_timeout_seconds=0.3) as (port, _, context),
+            connected(port) as (reader, writer),
+        ):
+            writer.write(LARGE[:-10])
+            assert (await reply(reader))[0] == 408
+            assert held_bytes(context) == 0
+
+    run(main())
+
+
+@pytest.mark.parametrize("politely", [True, False])
+def test_a_client_that_leaves_meanwhile_is_counted_once_and_leaves_nothing(
+    run: Any, politely: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "service.access")
+
+    async def main() -> None:
+        async with listening(**LIMITS) as (port, engine, context):
+            given = noted_buffers(engine)
+            gc.collect()
+            gc.disable()
+            try:
+                async with connected(port) as (reader, writer):
+                    writer.write(LARGE)
+                    await answered(reader, MANY, engine)
+                    caplog.clear()
+                    engine.requests.clear()
+                    writer.write(LARGE[:-10])
+                    await until(lambda: len(given) == 2)
+                    writer.write_eof() if politely else writer.transport.abort()
+                    await until(lambda: bool(caplog.records))
+                await until(lambda: given[1]() is None)
+                left = [one for one in gc.get_objects() if issubclass(type(one), (Edge, Exchange))]
+                assert not left
+                del left
+            finally:
+                gc.enable()
+            (line,) = [one for one in caplog.records if one.name == "service.access"]
+            assert line.__dict__["data"]["status"] == 499
+            assert not engine.requests
+            assert held_bytes(context) == context.admission.coming[SLOT] == 0
+
+    run(main())
+
+
+def test_one_without_room_is_refused_once_it_has_come(run: Any) -> None:
+    async def main() -> None:
+        async with (
+            listening(**LIMITS) as (port, engine, _),
+            connected(port) as (reader, writer),
+        ):
+
+            def full(size: int, *, aligned_at: int = 0) -> memoryview:
+                raise Unavailable("no memory", retry_after=1.0)
+
+            original, engine.buffer = engine.buffer, full  # type: ignore[method-assign]
+            writer.write(LARGE)
+            assert (await reply(reader))[0] == 503
+            engine.buffer = original  # type: ignore[method-assign]
+            writer.write(LARGE)
+            await answered(reader, MANY, engine)
+
+    run(main())
