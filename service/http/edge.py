@@ -128,14 +128,10 @@ class Edge(HttpToolsProtocol):
             if between and is_http:
                 self._remember_head(data)
         if self._admitted is not None and not self.transport.is_closing():
-            if self._admitted.complete:
+            if self._admitted.complete or not self._admitted.awaits_body:
                 self._start_admitted()
-            elif (place := self._admitted.find_place()) is not None:
-                self._reception = Reception(self, place, self._admitted.size)
-                self.transport.set_protocol(self._reception)
-                self._call_after(BODY_SECONDS, self._body_is_late)
-            elif not self._admitted.awaits_body:
-                self._start_admitted()
+            elif self._admitted.needs_place:
+                self._receive_in_place(self._admitted)
             elif self._body_is_late not in self._timers:
                 self._call_after(BODY_SECONDS, self._body_is_late)
         if not is_http:
@@ -291,6 +287,17 @@ class Edge(HttpToolsProtocol):
             exchange.refuse(reply)
         else:
             self._admitted = exchange
+
+    def _receive_in_place(self, exchange: Exchange) -> None:
+        """Receive the rest of the admitted request's body where its fields are used, if there is room."""
+        place = exchange.find_place()
+        if place is None:
+            self._start_admitted()
+            return
+        self._reception = Reception(self, place, exchange.size)
+        self.transport.set_protocol(self._reception)
+        self.flow.resume_reading()
+        self._call_after(BODY_SECONDS, self._body_is_late)
 
     def body_received(self, size: int) -> None:
         """Serve the admitted request, whose body has come, past the parser."""

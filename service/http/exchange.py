@@ -31,6 +31,9 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _UNREAD_BYTES = 256 * 1024
 """Unread body bytes at which reading pauses: about two reads of the socket. A declared body of at most so many is awaited
 before its operation starts, which then needs no task; a larger one too, if it is received in its place."""
+_COME_BYTES = 64 * 1024
+"""Bytes of a large body that must have come before memory is taken for the rest: an announced body that never comes must not
+occupy the engine's memory."""
 NO_BODY = Body()
 
 
@@ -114,20 +117,25 @@ class Exchange(Body):
 
     @property
     def awaits_body(self) -> bool:
-        """True if the rest of the body is small and announced: it will follow at once."""
+        """True if the rest of the body is announced and will follow at once, into pieces or its place."""
         if self._expects_continue:
             return False
         declared = self.call.declared_bytes
-        return declared is not None and declared <= _UNREAD_BYTES
+        most = _UNREAD_BYTES if self.call.aligned_at is None else BINARY_BYTES
+        return declared is not None and declared <= most
+
+    @property
+    def needs_place(self) -> bool:
+        """True if enough of a large body has come that it deserves its place."""
+        return self.size >= _COME_BYTES and (self.call.declared_bytes or 0) > _UNREAD_BYTES
 
     def find_place(self) -> memoryview | None:
-        """Return the new `place` of a large body whose fields are used where they are. All its bytes are then held."""
+        """Return the new `place` of the body, whose bytes are then held; None if there is no room."""
         call = self.call
         size, start, admitted = call.declared_bytes, call.aligned_at, call.admitted
-        if size is None or start is None or admitted is None or self._expects_continue:
-            return None
-        if not _UNREAD_BYTES < size <= BINARY_BYTES:
-            return None
+        assert size is not None
+        assert start is not None
+        assert admitted is not None
         try:
             place = call.context.engine.buffer(size, aligned_at=start)
             admitted.hold(size)
