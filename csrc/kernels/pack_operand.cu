@@ -9,6 +9,9 @@ namespace {
 constexpr int kLanes = 32, kWarps = 8;
 constexpr int kTerms = 32, kColumns = 16; // of a block of words
 constexpr int kSteps = 2; // of 16 terms each, one tensor-core product
+// Tensor cores truncate when they accumulate, so a product of split operands is too small: on average by this share, measured
+// on an H200. A network's products would add up their shares, so weights are made larger by as much.
+constexpr float kTruncated = 0x1p-24f, kTruncatedInOneStep = 0.625f * kTruncated;
 
 struct Packing {
     const float *matrix; // [columns][terms]
@@ -71,6 +74,18 @@ __device__ __forceinline__ float max_of_columns(const Packing &a, int pair, int 
     return most;
 }
 
+// Splits two values, enlarged by `share`, into high and low parts.
+template <typename P>
+__device__ __forceinline__ void split_enlarged(const float (&values)[2], float scale, float share, uint32_t &high,
+                                               uint32_t &low) {
+    split<P>(values[0], values[1], scale, high, low);
+    if constexpr (P::kSplit) {
+        const float2 rounded = __half22float2(*reinterpret_cast<const __half2 *>(&high));
+        const float a = values[0] * scale, b = values[1] * scale;
+        low = word(__floats2half2_rn(fmaf(a, share, a - rounded.x), fmaf(b, share, b - rounded.y)));
+    }
+}
+
 // A block packs 16 columns, which share one scale for all terms. Its warps take chunks of 32 terms in turn.
 template <typename P> __global__ void __launch_bounds__(kWarps * kLanes) pack_kernel(const Packing a) {
     pdl_wait();
@@ -80,6 +95,7 @@ template <typename P> __global__ void __launch_bounds__(kWarps * kLanes) pack_ke
         Values values;
         load(values, a, chunk, pair, lane);
         const int block = chunk * a.pairs + pair;
+        const float share = a.terms - kTerms * chunk > kTerms / kSteps ? kTruncated : kTruncatedInOneStep;
         uint4 *to = a.words + int64_t(block) * (kSteps * P::kPlanes * kLanes) + lane;
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
@@ -88,8 +104,8 @@ template <typename P> __global__ void __launch_bounds__(kWarps * kLanes) pack_ke
             for (int fragment = 0; fragment < 2; ++fragment) {
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    const float *two = values[step][fragment][half];
-                    split<P>(two[0], two[1], scale.factor, high[fragment][half], low[fragment][half]);
+                    split_enlarged<P>(values[step][fragment][half], scale.factor, share, high[fragment][half],
+                                      low[fragment][half]);
                 }
             }
             to[step * P::kPlanes * kLanes] = uint4{high[0][0], high[0][1], high[1][0], high[1][1]};

@@ -26,10 +26,25 @@ def packed_operand(matrix: torch.Tensor, precision: str) -> torch.Tensor:
     largest = blocks.abs().amax(dim=(0, 2, 3, 4, 5, 6))
     exponents = _exponents(largest, precision).expand(chunks, pairs)
     scaled = blocks * exponents.double().exp2().view(chunks, pairs, 1, 1, 1, 1, 1)
-    words = _words(scaled, precision, lane_axis=3)
+    words = (
+        _enlarged_words(scaled, terms)
+        if precision == "fp32"
+        else _words(scaled, precision, lane_axis=3)
+    )
     inverse_scales = (-exponents.float()).exp2().flatten()
     inverse_scales = F.pad(inverse_scales, (0, -len(inverse_scales) % 4))
     return torch.cat([words, inverse_scales.contiguous().view(torch.uint8)])
+
+
+def _enlarged_words(scaled: torch.Tensor, terms: int) -> torch.Tensor:
+    """Return high and low parts of values [chunk, pair, ..], larger by what tensor cores truncate, as bytes."""
+    left = terms - _TERMS * torch.arange(len(scaled), device=scaled.device)
+    share = torch.where(left > _TERMS // 2, 1.0, 0.625).double() * 2.0**-24
+    high = scaled.to(torch.float16)
+    low = (scaled - high.double() + share.view(-1, *[1] * (scaled.ndim - 1)) * scaled).float()
+    return (
+        torch.stack([high, low.to(torch.float16)], dim=3).contiguous().flatten().view(torch.uint8)
+    )
 
 
 def _exponents(largest: torch.Tensor, precision: str) -> torch.Tensor:

@@ -237,6 +237,7 @@ def test_library_variable_selects_a_library(
 
 
 def test_missing_library_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(_native.LIBRARY_VARIABLE, raising=False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(_native, "_candidates", lambda: [tmp_path / _native.LIBRARY])
     native_status.cache_clear()
