@@ -41,7 +41,7 @@ class Exchange(Body):
     """A request and its reply on a connection."""
 
     __slots__ = (
-        "_begun", "_edge", "_expects_continue", "_more", "_task", "_unread", "call", "chunked", "disconnected",
+        "_begun", "_edge", "_expects_continue", "_more", "_running", "_task", "_unread", "call", "chunked", "disconnected",
         "keep_alive", "response_complete", "response_started",
     )  # fmt: skip
 
@@ -59,7 +59,7 @@ class Exchange(Body):
         self._more: asyncio.Future[None] | None = None
         """Set while `more` waits for the body."""
         self._edge = edge
-        self._begun = False
+        self._begun = self._running = False
         self._task: asyncio.Task[None] | EagerTask | None = None
         self._unread = 0
         expected = head.headers.get(b"expect")
@@ -99,7 +99,9 @@ class Exchange(Body):
     def abandon(self) -> None:
         """Cancel the work: the client has left."""
         if self._task is not None:
-            self._task.cancel()
+            # A task that is cancelled before its first step does not run at all, and would release nothing.
+            if self._running:
+                self._task.cancel()
             return
         if self._begun and self.call.body is self:
             # Admitted, and not started.
@@ -181,6 +183,7 @@ class Exchange(Body):
         self._release()
 
     async def _run(self) -> None:
+        self._running = True
         call = self.call
         request_id.set(call.request_id)
         status, size = CLIENT_CLOSED_REQUEST, 0

@@ -15,6 +15,7 @@ from tests.service.http.live import connected, listening
 from tests.service.http.raw import FIELD, INFER, INFER_RAW, in_loop, raw_request, reply
 from tests.service.waiting import until
 from turbofno.service.http import edge
+from turbofno.service.http.exchange import Exchange
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -153,6 +154,30 @@ async def test_a_client_that_leaves_before_its_body_is_counted_once_and_holds_no
             await asyncio.sleep(0.1)
             (line,) = [one for one in caplog.records if one.name == "service.access"]
             assert line.__dict__["data"]["status"] == 499
+        assert not engine.requests
+        assert context.admission.coming["tiny-1d", "1"] == 0
+        await asyncio.wait_for(context.admission.wait_idle(), 1)
+
+
+@in_loop
+async def test_a_client_that_leaves_before_its_task_begins_holds_nothing(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "service.access")
+    start = Exchange.start
+
+    def start_and_lose(one: Exchange) -> None:
+        start(one)
+        one.disconnected = True
+        one.abandon()
+
+    monkeypatch.setattr(Exchange, "start", start_and_lose)
+    async with listening() as (port, engine, context), connected(port) as (_, writer):
+        # an incomplete body, which a task reads
+        writer.write(raw_request(INFER + "?shape=4000,1,64", bytes(4000 * 64 * 4))[: 2**19])
+        await until(lambda: bool(caplog.records))
+        (line,) = [one for one in caplog.records if one.name == "service.access"]
+        assert line.__dict__["data"]["status"] == 499
         assert not engine.requests
         assert context.admission.coming["tiny-1d", "1"] == 0
         await asyncio.wait_for(context.admission.wait_idle(), 1)
