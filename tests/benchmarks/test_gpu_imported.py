@@ -73,7 +73,7 @@ def test_rows_of_a_network(on_cpu: list[int]) -> None:
         rows = list(imported.measure(case, 1e12, seconds=0, quick=False))
     assert on_cpu == [5]
     assert [row["what"] for row in rows] == ["turbofno", *["eager, call", "eager, graph"] * 2]
-    assert all(row["ms"] == 0.25 for row in rows), "four fields a run"
+    assert all(row["ms"] == 0.125 for row in rows), "eight fields a run"
 
 
 def test_a_wrong_result_is_not_timed(on_cpu: list[int]) -> None:

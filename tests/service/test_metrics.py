@@ -160,6 +160,7 @@ def test_every_rejection_reason_starts_at_zero() -> None:
     for file in Path(metrics_module.__file__).parent.rglob("*.py"):
         text = file.read_text()
         named |= set(re.findall(r"\.reject\(\s*\"(\w+)\"", text))
+        named |= set(re.findall(r"_Bytes\(\s*\"(\w+)\"", text))
         named |= set(re.findall(r"_(?:full|refuse)\(\s*(?:\d+,\s*)?\"(\w+)\"", text))
     known = {*REFUSED_WITH_MODEL, *REFUSED_WITHOUT_MODEL}
     assert {"unauthorized", "body_too_large", "caller_bytes", "no_http"} <= named <= known
