@@ -70,7 +70,7 @@ async def read_body(
     if buffer is None and aligned_at is not None and coding is None:
         # Allocated after the body has arrived: an announced body that never comes must not occupy the engine's memory.
         buffer = call.context.engine.buffer(size, aligned_at=aligned_at)
-    if size > BINARY_BYTES:
+    if body.place is None and size > BINARY_BYTES:
         whole = await offload(True, _join, body.pieces, buffer)
     else:
         whole = _join(body.pieces, buffer)

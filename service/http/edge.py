@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from turbofno.service.context import AppContext
 
 BODY_SECONDS = 0.02
-"""Seconds for which the body of an admitted request is awaited, with its slot and its memory, before a task reads it, with
-its time limit."""
+"""Seconds for which the body of an admitted request is awaited, with its slot, before a task reads it, with its time limit;
+counted anew once there is memory for it."""
 LINGER_SECONDS = 5.0
 """Seconds for which the rest of a refused body is read. Closing at once would reset the connection before a client that is
 still sending has read the reply."""
@@ -69,7 +69,7 @@ class Edge(HttpToolsProtocol):
         self._arriving = False
         """True while the newest request is incomplete."""
         self._reception: Reception | None = None
-        """What receives the admitted request's body, if that is large."""
+        """Receives the admitted request's body, if that is large."""
         self._half_closed = False
         self._head = b""
         """Head of the last request for an operation, if it can be repeated; requests that repeat it need no parser."""
@@ -319,8 +319,8 @@ class Edge(HttpToolsProtocol):
         reception, self._reception = self._reception, None
         if reception is not None:
             self.transport.set_protocol(self)
-            self.cycle.leave_place()
             self.parser.feed_data(reception.end())
+            self.cycle.leave_place()
         self._start_admitted()
 
     def _pace(self, call: Call) -> None:

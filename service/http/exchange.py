@@ -14,7 +14,6 @@ from turbofno.service.errors import ServiceError
 from turbofno.service.http.access_log import shown_path
 from turbofno.service.http.call import Body, Call, Reply
 from turbofno.service.http.eager_task import EagerTask
-from turbofno.service.http.offload import BINARY_BYTES
 from turbofno.service.http.operations import begin, execute
 from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, stopped, unexpected
 from turbofno.service.logs import request_id
@@ -31,6 +30,8 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _UNREAD_BYTES = 256 * 1024
 """Unread body bytes at which reading pauses: about two reads of the socket. A declared body of at most so many is awaited
 before its operation starts, which then needs no task; a larger one too, if it is received in its place."""
+_RECEIVED_BYTES = 5 * 1024 * 1024
+"""Most bytes of a body that is received in its place."""
 _COME_BYTES = 64 * 1024
 """Bytes of a large body that must have come before memory is taken for the rest: an announced body that never comes must not
 occupy the engine's memory."""
@@ -123,8 +124,11 @@ class Exchange(Body):
         if self._expects_continue:
             return False
         declared = self.call.declared_bytes
-        most = _UNREAD_BYTES if self.call.aligned_at is None else BINARY_BYTES
-        return declared is not None and declared <= most
+        if declared is None:
+            return False
+        # Bytes behind the last request's body must be read, or closing would reset the connection.
+        in_place = self.keep_alive and self.call.aligned_at is not None
+        return declared <= (_RECEIVED_BYTES if in_place else _UNREAD_BYTES)
 
     @property
     def needs_place(self) -> bool:
@@ -132,18 +136,20 @@ class Exchange(Body):
         return self.size >= _COME_BYTES and (self.call.declared_bytes or 0) > _UNREAD_BYTES
 
     def find_place(self) -> memoryview | None:
-        """Return the new `place` of the body, whose bytes are then held; None if there is no room."""
+        """Return the new `place` of the body, whose bytes are then held; None if much is held already, or there is no room."""
         call = self.call
         size, start, admitted = call.declared_bytes, call.aligned_at, call.admitted
         assert size is not None
         assert start is not None
         assert admitted is not None
+        if not admitted.fits_easily(size):
+            return None
         try:
             place = call.context.engine.buffer(size, aligned_at=start)
-            admitted.hold(size)
         except ServiceError:
             # The request is refused if there is still no room when its body has come.
             return None
+        admitted.hold(size)
         self.place = heap_buffer(size, start) if place is None else place
         return self.place
 

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
 JSON_BYTES = 256 * 1024
 """Longer JSON (about 0.5 ms) is parsed and written off the event loop, in pieces that release the GIL."""
-BINARY_BYTES = 5 * 1024 * 1024
-"""Longer binary bodies (about 0.5 ms of checks) are processed off the event loop."""
+BINARY_BYTES = 1024 * 1024
+"""Longer binary bodies (about 0.5 ms of copies and checks) are processed off the event loop."""
+TENSOR_BYTES = 2 * 1024 * 1024
+"""The same for tensors of the Open Inference Protocol, which are not copied."""
 
 _JSON_NUMBER_BYTES = 10
 """Approximate length of a float32 in JSON."""

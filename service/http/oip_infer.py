@@ -14,7 +14,7 @@ from turbofno.service.http import oip_openapi, openapi
 from turbofno.service.http.body import read_body
 from turbofno.service.http.call import Call, Operation, Reply
 from turbofno.service.http.inference import count_warnings, run_model
-from turbofno.service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
+from turbofno.service.http.offload import JSON_BYTES, TENSOR_BYTES, heavy_to_encode, offload
 from turbofno.service.http.predict import success_reply
 from turbofno.service.http.route import route
 from turbofno.service.http.trust import largest
@@ -80,7 +80,7 @@ async def infer(call: Call) -> Reply:
     started = time.perf_counter()
     json_length = _json_length(header, len(body), settings)
     given = body, None if header is None else json_length, raw_shape, served
-    heavy = json_length > JSON_BYTES or len(body) > BINARY_BYTES
+    heavy = json_length > JSON_BYTES or len(body) > TENSOR_BYTES
     request, fields = await offload(True, _decode, *given) if heavy else _decode(*given)
     call.decode_seconds = time.perf_counter() - started
     asked, timeout = request.output_grid, request.timeout_us

@@ -97,6 +97,11 @@ class Admitted:
             self._admission.check_bytes(self._counted, self._model, size - self._held)
         self.hold_answer(size)
 
+    def fits_easily(self, size: int) -> bool:
+        """True if a total of `size` bytes leaves three quarters of every limit to others."""
+        more = size - self._held
+        return all(4 * (one.held + more) <= one.limit for one in self._counted)
+
     def hold_more(self, size: int) -> None:
         """Add `size` bytes to the total. Raises as `hold`."""
         self.hold(self._held + size)
@@ -154,8 +159,8 @@ class Admission:
     ) -> Admitted:
         """Admit one request before its body is read. The caller must `leave` what is returned once the answer is sent.
 
-        Bytes are counted as they arrive (`Admitted.hold`), or for an instant by Content-Length: a client that announces a
-        large body and sends nothing must not block others.
+        Bytes are counted as they arrive (`Admitted.hold`), not by Content-Length: a client that announces a large body and
+        sends nothing must not block others. Only while most of the limits is free, a body that has begun is counted as whole.
 
         Args:
             content_length: bytes of the decoded body; None if unknown (chunked or compressed).
@@ -265,7 +270,7 @@ class Admission:
             raise error
 
     def _counted(self, caller: Caller, model: str) -> Sequence[_Bytes]:
-        """What the bytes of a request are part of."""
+        """The records that count the bytes of a request."""
         of_model = self._bytes_of_models.get(model)
         if of_model is None and not caller.max_bytes:
             return self._all

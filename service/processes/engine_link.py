@@ -37,7 +37,7 @@ class _Pending(NamedTuple):
 
     outcome: asyncio.Future[Any]
     sent: object = None
-    """What was sent: its arrays are kept until the engine answers, even if nobody waits any more."""
+    """The request as sent: its arrays are kept until the engine answers, even if nobody waits any more."""
     part: slice | None = None
     """Its fields among those of the request, if that was joined of several."""
 

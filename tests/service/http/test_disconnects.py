@@ -170,6 +170,7 @@ async def test_a_client_that_leaves_before_its_task_begins_holds_nothing(
         start(one)
         one.disconnected = True
         one.abandon()
+        one._edge.transport.abort()
 
     monkeypatch.setattr(Exchange, "start", start_and_lose)
     async with listening() as (port, engine, context), connected(port) as (_, writer):

@@ -84,7 +84,18 @@ async def answered(reader: asyncio.StreamReader, fields: Any, engine: FakeEngine
 
 @pytest.mark.parametrize("pieces", [[], [HEAD], [10, HEAD + 1], [HEAD + 300_000, HEAD + 300_001]])
 @pytest.mark.usefixtures("patient")
-def test_its_fields_are_in_the_engines_memory(run: Any, pieces: list[int]) -> None:
+def test_its_fields_are_in_the_engines_memory(
+    run: Any, pieces: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received: list[int] = []
+    body_received = edge.Edge.body_received
+
+    def note(one: edge.Edge, size: int) -> None:
+        received.append(size)
+        body_received(one, size)
+
+    monkeypatch.setattr(edge.Edge, "body_received", note)
+
     async def main() -> None:
         async with (
             listening(**LIMITS) as (port, engine, context),
@@ -101,7 +112,24 @@ def test_its_fields_are_in_the_engines_memory(run: Any, pieces: list[int]) -> No
                 assert fields.flags.aligned
                 assert fields.ctypes.data % 64 == 0
             assert len(given) == 2
+            assert received == [MANY.nbytes] * 2
             assert held_bytes(context) == 0
+
+    run(main())
+
+
+@pytest.mark.parametrize("after", [b"\r\n", b"garbage\r\n\r\n", raw_request()])
+@pytest.mark.usefixtures("patient")
+def test_bytes_behind_a_last_request_do_not_cost_its_reply(run: Any, after: bytes) -> None:
+    last = LARGE.replace(b"\r\n", b"\r\nConnection: close\r\n", 1) + after
+
+    async def main() -> None:
+        async with listening(**LIMITS) as (port, engine, _):
+            for _ in range(5):
+                async with connected(port) as (reader, writer):
+                    writer.write(last)
+                    await answered(reader, MANY, engine)
+                    assert await reader.read() == b""
 
     run(main())
 
