@@ -156,8 +156,8 @@ class Exchange(Body):
     def leave_place(self) -> None:
         """Hold only the bytes in pieces."""
         self.place = None
-        if self.call.admitted is not None:
-            self.call.admitted.hold(self.size)
+        assert self.call.admitted is not None
+        self.call.admitted.hold(self.size)
 
     def begin(self) -> Reply | None:
         """Return the reply if the headers decide it."""

@@ -6,7 +6,8 @@ For gradients it returns twice its rows: the gradient is twice the input, the ou
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import weakref
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from turbofno.service.engine.interface import (
     PredictResult,
     heap_buffer,
 )
-from turbofno.service.errors import NotFound
+from turbofno.service.errors import NotFound, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -43,6 +44,10 @@ class FakeEngine:
         self.ready = True
         self.failure = ""
         self.alive = False
+        self.full = False
+        """True if it has no memory for bodies."""
+        self.given: list[weakref.ref[Any]] = []
+        """The owners of the memory that it gave for bodies."""
 
     def config(self, model: str, version: str | None = None) -> ModelConfig:
         found = [c for (name, v), c in self.configs.items() if name == model]
@@ -90,7 +95,11 @@ class FakeEngine:
         self.alive = False
 
     def buffer(self, size: int, *, aligned_at: int = 0) -> memoryview:
-        return heap_buffer(size, aligned_at)
+        if self.full:
+            raise Unavailable("no memory", retry_after=1.0)
+        view = heap_buffer(size, aligned_at)
+        self.given.append(weakref.ref(view.obj))
+        return view
 
     @staticmethod
     def answer(fields: Fields, channels: int) -> Fields:

@@ -8,7 +8,7 @@ import logging
 import shutil
 import ssl
 import subprocess
-import weakref
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,15 +19,15 @@ from tests.draws import generator
 from tests.service.http.live import connected, listening
 from tests.service.http.raw import FIELD, INFER, npy, raw_request, reply
 from tests.service.waiting import until
-from turbofno.service.errors import Unavailable
 from turbofno.service.http import edge
 from turbofno.service.http.exchange import Exchange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine
     from pathlib import Path
 
     from tests.service.http.fake_engine import FakeEngine
+    from turbofno.service.context import AppContext
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -55,18 +55,16 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(edge, "BODY_SECONDS", 20.0)
 
 
-def noted_buffers(engine: FakeEngine) -> list[weakref.ref[Any]]:
-    """The owners of the memory that the engine gives from now on."""
-    given: list[weakref.ref[Any]] = []
-    original = engine.buffer
-
-    def buffer(size: int, *, aligned_at: int = 0) -> memoryview:
-        view = original(size, aligned_at=aligned_at)
-        given.append(weakref.ref(view.obj))
-        return view
-
-    engine.buffer = buffer  # type: ignore[method-assign]
-    return given
+@asynccontextmanager
+async def talking(
+    **settings: Any,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, FakeEngine, AppContext]]:
+    """Serve the application and open a connection to it."""
+    async with (
+        listening(**LIMITS, **settings) as (port, engine, context),
+        connected(port) as (reader, writer),
+    ):
+        yield reader, writer, engine, context
 
 
 def held_bytes(context: Any) -> float:
@@ -97,11 +95,8 @@ def test_its_fields_are_in_the_engines_memory(
     monkeypatch.setattr(edge.Edge, "body_received", note)
 
     async def main() -> None:
-        async with (
-            listening(**LIMITS) as (port, engine, context),
-            connected(port) as (reader, writer),
-        ):
-            given = noted_buffers(engine)
+        async with talking() as (reader, writer, engine, context):
+            given = engine.given
             for _ in range(2):
                 for start, stop in zip([0, *pieces], [*pieces, len(LARGE)], strict=True):
                     writer.write(LARGE[start:stop])
@@ -148,7 +143,7 @@ def test_it_is_received_over_tls(run: Any, tmp_path: Path) -> None:
     async def main() -> None:
         async with listening(**LIMITS, tls_certificate=certificate, tls_key=key) as served:
             port, engine, context = served
-            given = noted_buffers(engine)
+            given = engine.given
             reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting)
             writer.write(LARGE + LARGE + raw_request())
             for fields in (MANY, MANY, FIELD):
@@ -163,10 +158,7 @@ def test_it_is_received_over_tls(run: Any, tmp_path: Path) -> None:
 
 def test_npy_begins_where_the_file_does(run: Any) -> None:
     async def main() -> None:
-        async with (
-            listening(**LIMITS) as (port, engine, _),
-            connected(port) as (reader, writer),
-        ):
+        async with talking() as (reader, writer, engine, _):
             sent = npy(MANY)
             kind = "Content-Type: application/x-npy"
             writer.write(raw_request("/v1/models/tiny-1d:predict", sent, kind))
@@ -180,10 +172,7 @@ def test_npy_begins_where_the_file_does(run: Any) -> None:
 
 def test_pipelined_requests_around_it_are_answered_in_order(run: Any) -> None:
     async def main() -> None:
-        async with (
-            listening(**LIMITS) as (port, engine, _),
-            connected(port) as (reader, writer),
-        ):
+        async with talking() as (reader, writer, engine, _):
             small = raw_request()
             for asked in ([LARGE, small, LARGE, LARGE, small], [small, LARGE, small]):
                 writer.write(b"".join(asked))
@@ -196,11 +185,8 @@ def test_pipelined_requests_around_it_are_answered_in_order(run: Any) -> None:
 @pytest.mark.parametrize("come", [100_000, 700_000])
 def test_a_slow_one_holds_neither_the_engines_memory_nor_a_slot(run: Any, come: int) -> None:
     async def main() -> None:
-        async with (
-            listening(**LIMITS) as (port, engine, context),
-            connected(port) as (reader, writer),
-        ):
-            given = noted_buffers(engine)
+        async with talking() as (reader, writer, engine, context):
+            given = engine.given
             writer.write(LARGE[: HEAD + come])
             await until(lambda: len(given) == 1)
             await until(lambda: context.admission.coming[SLOT] == 0 and given[0]() is None)
@@ -216,11 +202,8 @@ def test_a_slow_one_holds_neither_the_engines_memory_nor_a_slot(run: Any, come: 
 @pytest.mark.parametrize("come", [10, 50_000])
 def test_one_that_is_only_announced_takes_no_memory(run: Any, come: int) -> None:
     async def main() -> None:
-        async with (
-            listening(**LIMITS) as (port, engine, context),
-            connected(port) as (reader, writer),
-        ):
-            given = noted_buffers(engine)
+        async with talking() as (reader, writer, engine, context):
+            given = engine.given
             writer.write(LARGE[: HEAD + come])
             # Counted once a task reads it.
             await until(lambda: held_bytes(context) == come)
@@ -234,10 +217,7 @@ def test_one_that_is_only_announced_takes_no_memory(run: Any, come: int) -> None
 
 def test_one_that_never_comes_times_out(run: Any) -> None:
     async def main() -> None:
-        async with (
-            listening(**LIMITS, body_timeout_seconds=0.3) as (port, _, context),
-            connected(port) as (reader, writer),
-        ):
+        async with talking(body_timeout_seconds=0.3) as (reader, writer, _, context):
             writer.write(LARGE[:-10])
             assert (await reply(reader))[0] == 408
             assert held_bytes(context) == 0
@@ -254,7 +234,7 @@ def test_a_client_that_leaves_meanwhile_is_counted_once_and_leaves_nothing(
 
     async def main() -> None:
         async with listening(**LIMITS) as (port, engine, context):
-            given = noted_buffers(engine)
+            given = engine.given
             gc.collect()
             gc.disable()
             try:
@@ -285,18 +265,11 @@ def test_a_client_that_leaves_meanwhile_is_counted_once_and_leaves_nothing(
 
 def test_one_without_room_is_refused_once_it_has_come(run: Any) -> None:
     async def main() -> None:
-        async with (
-            listening(**LIMITS) as (port, engine, _),
-            connected(port) as (reader, writer),
-        ):
-
-            def full(size: int, *, aligned_at: int = 0) -> memoryview:
-                raise Unavailable("no memory", retry_after=1.0)
-
-            original, engine.buffer = engine.buffer, full  # type: ignore[method-assign]
+        async with talking() as (reader, writer, engine, _):
+            engine.full = True
             writer.write(LARGE)
             assert (await reply(reader))[0] == 503
-            engine.buffer = original  # type: ignore[method-assign]
+            engine.full = False
             writer.write(LARGE)
             await answered(reader, MANY, engine)
 
