@@ -99,7 +99,7 @@ def gpu_layers(rows: list[Row]) -> list[str]:
         "",
         *_measured_on(rows[0]),
         "Spectral convolution, 1x1 skip, bias, GELU. Milliseconds of a layer and, in brackets, its multiple of the floor: the",
-        "time to read and write the field once at the copy bandwidth of the same run (half of that at bf16). PyTorch at its",
+        "time to read and write the field once at the copy bandwidth of the same run (half of that in a chain at bf16). PyTorch at its",
         'better of calls and CUDA graph. "In a chain": one of eight such layers in a compiled model, where small fields stay in',
         'the L2 cache. "Alone", and all of PyTorch: one layer, on inputs that are not in the cache.',
         "",

@@ -31,7 +31,7 @@ from benchmarks.ops import Layer
 from turbofno.models.core.blocks import FourierBlock, Pointwise
 from turbofno.models.core.config import FNOArchitecture
 from turbofno.models.core.fno import FNO
-from turbofno_ops import PRECISIONS, _cuda, _cuda_layer, compile_fno, fourier_layer
+from turbofno_ops import PRECISIONS, _cuda, compile_fno, fourier_layer
 
 LARGEST_ERROR = {"fp32": 2e-6, "tf32": 2e-3, "bf16": 2e-2}
 _LENGTHS = (2, 10)
@@ -91,15 +91,12 @@ def truth(inputs: Inputs) -> torch.Tensor:
 
 
 def ours(inputs: Inputs, precision: str) -> Call:
-    """Our layer on the kernels; at bf16 for fields stored in bfloat16."""
-    weight, skip, bias = inputs.weight, inputs.skip, inputs.bias
-    if precision == "bf16":
-        return lambda x: _cuda_layer.layer(x, weight, skip, bias, "gelu", x.shape[2:], precision)
+    """Our layer on the kernels."""
     return partial(
         fourier_layer,
-        weight=weight,
-        skip_weight=skip,
-        bias=bias,
+        weight=inputs.weight,
+        skip_weight=inputs.skip,
+        bias=inputs.bias,
         activation="gelu",
         backend="cuda",
         precision=precision,
@@ -164,12 +161,12 @@ def eager(inputs: Inputs) -> Call:
 
 def _own(layer: Layer, inputs: Inputs, expected: torch.Tensor) -> Iterator[Candidate]:
     for precision in PRECISIONS:
-        dtype, limit = _cuda.field_dtype(precision), LARGEST_ERROR[precision]
+        limit = LARGEST_ERROR[precision]
         what = f"{layer.label} {precision}"
         call = ours(inputs, precision)
-        fields = [x.to(dtype) for x in inputs.fields]
+        fields = inputs.fields
         error = checked_error(what, relative_l2(call(fields[0]), expected), limit)
-        named = partial(Candidate, backend="cuda", precision=precision, bytes_each=dtype.itemsize)
+        named = partial(Candidate, backend="cuda", precision=precision)
         yield named("turbofno alone, call", error=error, run=each(call, fields))
         yield named("turbofno alone, graph", error=error, run=in_graph(call, fields))
         short, long = (Chain(layer, inputs, precision, length) for length in _LENGTHS)
@@ -181,6 +178,7 @@ def _own(layer: Layer, inputs: Inputs, expected: torch.Tensor) -> Iterator[Candi
             run=in_graph(long, [long.buffer]),
             less=in_graph(short, [short.buffer]),
             layers_each=_LENGTHS[1] - _LENGTHS[0],
+            bytes_each=_cuda.field_dtype(precision).itemsize,  # alone, fields are float32
         )
 
 
