@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from typing import Any, Protocol
@@ -52,6 +51,7 @@ from turbofno_ops._stages import (
 )
 from turbofno_ops._support import device_limits
 from turbofno_ops._tile_program import Piece, Shape, kernel_steps, plan_kernel
+from turbofno_ops.description import Size
 
 BATCHES = (1, 16, 256, 4096, 16384)
 CHANNELS = (16, 32, 64, 128, 256)
@@ -63,14 +63,13 @@ RUNGS = (
     "next analysis fused",
     "one CUDA graph",
 )
-_SHAPES = (
+_SHAPES: tuple[tuple[Size, Size], ...] = (
     ((128,), (64,)),
     ((256,), (64,)),
     ((1024,), (64,)),
     ((64, 64), (24, 12)),
     ((128, 128), (24, 12)),
 )
-_QUICK_SHAPES, _QUICK_BATCHES, _QUICK_CHANNELS = _SHAPES[::3], (1, 256), (16, 64)
 _MOST_BYTES = 60e9
 # The largest rung holds this many fields at once: the input in two layouts, full spectra before and after the product,
 # copies and workspace of the FFTs; beside it the results of the calls that are not in a graph.
@@ -93,10 +92,10 @@ def field_bytes(layer: Layer) -> int:
 
 def cases(*, quick: bool = False) -> list[Layer]:
     """The layers of the ladder whose largest rung fits into 60 GB; a few small ones if `quick`."""
-    shapes, batches, channels = _SHAPES, BATCHES, CHANNELS
+    grid = product(_SHAPES, CHANNELS, BATCHES)
     if quick:
-        shapes, batches, channels = _QUICK_SHAPES, _QUICK_BATCHES, _QUICK_CHANNELS
-    every = (Layer(b, c, *shape) for shape, c, b in product(shapes, channels, batches))
+        grid = product(_SHAPES[::3], (16, 64), (1, 256))
+    every = (Layer(b, c, *shape) for shape, c, b in grid)
     return [layer for layer in every if _FIELDS_AT_ONCE * field_bytes(layer) <= _MOST_BYTES]
 
 
@@ -371,7 +370,7 @@ def _calls(rungs: Rungs, rung: int, states: Sequence[State]) -> Callable[[], obj
     return run
 
 
-def captured(run: Callable[[], object], pool: tuple[int, int]) -> Callable[[], object]:
+def captured(run: Callable[[], object], pool: Any) -> Callable[[], object]:
     """A function that replays a CUDA graph of `run`, which ran before. Graphs of one pool must not run at once."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
