@@ -3,9 +3,10 @@
 A layer is gelu(spectral_conv(x) + skip x + bias), all in float32. The rungs:
 
     0  torch.fft chain: full FFTs, modes multiplied only where kept, 1x1 convolution, sum, GELU (as published)
-    1  truncated transforms: our kernels transform only the kept modes; PyTorch still multiplies the modes
+    1  truncated transforms: our kernels transform only the kept modes, of fields in their own layout, channels last;
+       PyTorch multiplies the modes and does the rest
     2  pruned mix: our product of modes, without the copies that a batched product of PyTorch needs
-    3  skip, bias and GELU in the kernel of the inverse transform; fields in the kernels' own layout
+    3  skip, bias and GELU in the kernel of the inverse transform
     4  the next layer's analysis in the same kernel
     5  one CUDA graph instead of launches from Python
 
@@ -44,13 +45,12 @@ from turbofno_ops._stages import (
     Operands,
     Restore,
     Results,
-    Source,
     Step,
     Store,
     Synthesis,
 )
 from turbofno_ops._support import device_limits
-from turbofno_ops._tile_program import Piece, Shape, kernel_steps, plan_kernel
+from turbofno_ops._tile_program import ChannelsLast, Piece, Shape, kernel_steps, plan_kernel
 from turbofno_ops.description import Size
 
 BATCHES = (1, 16, 256, 4096, 16384)
@@ -76,9 +76,8 @@ _MOST_BYTES = 60e9
 _FIELDS_AT_ONCE = 12.5
 _MOST_INPUTS = 16
 _LEAST_ROUNDS = 5
-_BEFORE_PLAIN: tuple[Step, ...] = (Source(), Analyze())
 _BEFORE: tuple[Step, ...] = (Restore(), Analyze())
-_AFTER_PLAIN: tuple[Step, ...] = (Synthesis(), Store())
+SYNTHESIS: tuple[Step, ...] = (Synthesis(), Store())
 _ANALYZE = Analyze()
 
 State = Any
@@ -108,9 +107,6 @@ class Kernels(Protocol):
     def fused(self, steps: tuple[Step, ...], operands: Operands) -> Results:
         """Run a tile program as one kernel."""
 
-    def synthesized(self, mixed: torch.Tensor) -> torch.Tensor:
-        """Return the field [batch, channels, *grid] of mixed spectra."""
-
     def mix(self, spectra: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Multiply spectra by weight [*modes, c_in, c_out]."""
 
@@ -122,6 +118,12 @@ class Kernels(Protocol):
 
     def plain(self, field: Field) -> torch.Tensor:
         """Convert a field of the private layout to [batch, channels, *grid]."""
+
+    def points(self, field: Field) -> torch.Tensor:
+        """Return the values of a field, contiguous [batch, *grid, channels]."""
+
+    def field(self, points: torch.Tensor) -> Field:
+        """Return the field of such values."""
 
 
 def multiply_by_torch(z: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
@@ -170,7 +172,6 @@ class CudaKernels:
         self.plain = self._stages.plain
         row = self._shape(modes=0).next_modes
         self._after = self._shape(modes=row)
-        self._plain_end = self._stages.prepare(_AFTER_PLAIN, self._after)
         self._fused: dict[tuple[Step, ...], TileProgram] = {}
 
     def _shape(self, modes: int) -> Shape:
@@ -200,10 +201,13 @@ class CudaKernels:
             found = self._fused[steps] = TileProgram(steps, kernels)
         return self._stages.run(found, operands)
 
-    def synthesized(self, mixed: torch.Tensor) -> torch.Tensor:
-        field = self._stages.run(self._plain_end, Operands(mixed=mixed), channel_first=True).x
-        assert isinstance(field, torch.Tensor)
-        return field
+    def points(self, field: ChannelsLast) -> torch.Tensor:
+        if field.data.shape[-1] != field.channels:
+            raise ValueError(f"{field.channels} channels are padded in memory")
+        return field.data
+
+    def field(self, points: torch.Tensor) -> ChannelsLast:
+        return ChannelsLast(points, points.shape[-1])
 
 
 class Rungs:
@@ -230,10 +234,10 @@ class Rungs:
 
     def state(self, rung: int, x: torch.Tensor) -> State:
         """Input of a rung for the field x [batch, channels, *grid]."""
-        if rung < 3:
+        if rung == 0:
             return x
         field = self._kernels.convert(x)
-        return field if rung == 3 else (field, self._spectra(field))
+        return (field, self.spectra(field)) if rung == 4 else field
 
     def run(self, rung: int, state: State) -> State:
         """The state after the layer: the next field, on rung 4 with its spectra."""
@@ -242,28 +246,30 @@ class Rungs:
 
     def results(self, rung: int, state: State) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The field [batch, channels, *grid] of a state, and its spectra along the last axis on rung 4."""
-        if rung < 3:
+        if rung == 0:
             return state, None
-        field, spectra = (state, None) if rung == 3 else state
+        field, spectra = state if rung == 4 else (state, None)
         return self._kernels.plain(field), spectra
 
+    def spectra(self, field: Field) -> torch.Tensor:
+        """Spectra of a field along the last axis."""
+        spectra = self._kernels.tile(_BEFORE, Operands(saved=field)).spectra
+        assert spectra is not None
+        return spectra
+
     def _torch(self, x: torch.Tensor) -> torch.Tensor:
-        return self._end_by_torch(published.spectral_conv(x, self._corners), x)
+        convolved = published.spectral_conv(x, self._corners)
+        return F.gelu(convolved + self._pointwise(x, self._skip, self._bias))
 
-    def _truncated(self, x: torch.Tensor) -> torch.Tensor:
-        spectra = self._kernels.tile(_BEFORE_PLAIN, Operands(x=x)).spectra
-        assert spectra is not None
-        mixed = self._kernels.mix_by_torch(spectra, self._weight)
-        return self._end_by_torch(self._kernels.synthesized(mixed), x)
+    def _truncated(self, field: Field) -> Field:
+        mixed = self._kernels.mix_by_torch(self.spectra(field), self._weight)
+        return self._end_by_torch(mixed, field)
 
-    def _pruned(self, x: torch.Tensor) -> torch.Tensor:
-        spectra = self._kernels.tile(_BEFORE_PLAIN, Operands(x=x)).spectra
-        assert spectra is not None
-        mixed = self._kernels.mix(spectra, self._weight)
-        return self._end_by_torch(self._kernels.synthesized(mixed), x)
+    def _pruned(self, field: Field) -> Field:
+        return self._end_by_torch(self._kernels.mix(self.spectra(field), self._weight), field)
 
     def _epilogue(self, field: Field) -> Field:
-        mixed = self._kernels.mix(self._spectra(field), self._weight)
+        mixed = self._kernels.mix(self.spectra(field), self._weight)
         return self._kernels.tile(self.layer_steps, Operands(x=field, mixed=mixed)).x
 
     def _chained(self, state: tuple[Field, torch.Tensor]) -> tuple[Field, torch.Tensor | None]:
@@ -272,13 +278,11 @@ class Rungs:
         done = self._kernels.fused(self.chained_steps, Operands(x=field, mixed=mixed))
         return done.x, done.spectra
 
-    def _spectra(self, field: Field) -> torch.Tensor:
-        spectra = self._kernels.tile(_BEFORE, Operands(saved=field)).spectra
-        assert spectra is not None
-        return spectra
-
-    def _end_by_torch(self, convolved: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return F.gelu(convolved + self._pointwise(x, self._skip, self._bias))
+    def _end_by_torch(self, mixed: torch.Tensor, x: Field) -> Field:
+        convolved = self._kernels.tile(SYNTHESIS, Operands(mixed=mixed)).x
+        # with channels last the 1x1 convolution is one matrix product
+        skipped = F.linear(self._kernels.points(x), self._skip, self._bias)
+        return self._kernels.field(F.gelu(self._kernels.points(convolved) + skipped))
 
 
 def hermitian(weight: torch.Tensor) -> torch.Tensor:
@@ -403,11 +407,11 @@ def _rows(layer: Layer, bandwidth: float, *, seconds: float) -> Iterator[dict[st
     errors, runs = [], []
     fields: list[Field] = []
     for rung in numbers:
-        if rung == 3:
+        if rung == 1:
             fields = [rungs.state(rung, x) for x in inputs.fields]
         states: list[State] = fields or inputs.fields
         if rung == 4:
-            states = [(field, rungs._spectra(field)) for field in fields]
+            states = [(field, rungs.spectra(field)) for field in fields]
         results = rungs.results(rung, rungs.run(rung, states[0]))
         what = f"{layer.label}, {RUNGS[rung]}"
         errors.append(checked_error(what, error_of(results, expected), LARGEST_ERROR["fp32"]))

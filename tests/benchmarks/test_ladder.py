@@ -20,8 +20,8 @@ from benchmarks.ops import Layer
 from tests.turbofno_ops.conftest import plan_library, served_shapes  # noqa: F401 - fixtures
 from tests.turbofno_ops.fourier_truth import relative_l2
 from turbofno_ops import _channels, _cuda, _cuda_product, _gemm, _native, spectral_conv
-from turbofno_ops._stages import Operands, Results, Step, Store, Synthesis
-from turbofno_ops._support import A100, Device, product_refusal
+from turbofno_ops._stages import AddMap, Analyze, Operands, Results, Source, Step, Store, Synthesis
+from turbofno_ops._support import A100, Device, product_refusal, program_refusal
 from turbofno_ops._torch_stages import TorchStages
 
 H200 = Device(132, 227 * 1024, True)
@@ -39,10 +39,11 @@ class TorchKernels:
     def fused(self, steps: tuple[Step, ...], operands: Operands) -> Results:
         return self.tile(steps, operands)
 
-    def synthesized(self, mixed: torch.Tensor) -> torch.Tensor:
-        field = self.tile((Synthesis(), Store()), Operands(mixed=mixed)).x
-        assert isinstance(field, torch.Tensor)
-        return field
+    def points(self, field: torch.Tensor) -> torch.Tensor:
+        return field.movedim(1, -1)
+
+    def field(self, points: torch.Tensor) -> torch.Tensor:
+        return points.movedim(-1, 1)
 
     def mix_by_torch(self, spectra: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         *others, last = self._stages.modes
@@ -167,19 +168,20 @@ def test_the_kernels_serve_every_case(as_on: Callable[[Device], list[str]], limi
         skip, bias = torch.empty(c, c, device="meta"), torch.empty(c, device="meta")
         weight = torch.empty(c, c, *layer.modes, dtype=torch.complex64, device="meta")
         rungs = ladder.Rungs(Inputs([], weight, skip, bias), kernels, published.pointwise)
-        assert kernels.refusal(rungs.layer_steps) is None, layer.label
-        assert kernels.refusal(rungs.chained_steps) is None, layer.label
+        for steps in (ladder.SYNTHESIS, rungs.layer_steps, rungs.chained_steps):
+            assert kernels.refusal(steps) is None, layer.label
         fused[c, layer.modes] = kernels.fused_in_networks(rungs.chained_steps)
     # compiled networks fuse the analysis of up to 1024 sums
     assert fused == {(c, modes): c * modes[-1] <= 1024 for c, modes in fused}
 
 
-AXIS, PRODUCT, TILE = "transform_axis", "multiply_modes", "tile_program"
+ROWS, TILE = "analyze_rows", "tile_program"
+AXIS, PRODUCT = "transform_axis", "multiply_modes"
 LAUNCHES_2D = [
     [],
-    [TILE, AXIS, AXIS, TILE],
-    [TILE, AXIS, PRODUCT, AXIS, TILE],
-    ["analyze_rows", AXIS, PRODUCT, AXIS, TILE],
+    [ROWS, AXIS, AXIS, TILE],
+    [ROWS, AXIS, PRODUCT, AXIS, TILE],
+    [ROWS, AXIS, PRODUCT, AXIS, TILE],
     [AXIS, PRODUCT, AXIS, TILE],
 ]
 
@@ -219,16 +221,28 @@ def test_a_shared_weight_is_a_real_convolution_of_twice_the_channels() -> None:
     assert relative_l2(expected, by_hand) < 1e-12
 
 
+@pytest.mark.usefixtures("served_shapes")
 def test_shared_weights_are_the_papers_cases() -> None:
     cases = shared_weight.cases()
     assert {c.points for c in cases} == {128, 256, 512, 1024}
     assert {c.batch * c.points for c in cases} == {2**21}
     assert shared_weight.SharedWeight(16384, 64, 128) in cases
     for c in cases:
-        refused = product_refusal(
-            c.batch, 2 * c.channels, 2 * c.channels, (c.points,), (c.points,), (64,), "fp32"
-        )
-        assert "channels" not in (refused or "")
+        real, size = 2 * c.channels, (c.points,)
+        skip = AddMap(torch.empty(real, real, device="meta"))
+        assert product_refusal(c.batch, real, real, size, size, (64,), "fp32") is None
+        for steps in ((Source(), Analyze()), (Synthesis(), skip, Store())):
+            refused = program_refusal(
+                steps,
+                batch=c.batch,
+                channels=real,
+                channels_of_x=real,
+                size=size,
+                modes=64,
+                next_modes=64,
+                precision="fp32",
+            )
+            assert refused is None
 
 
 def test_the_published_program_is_asked_for_one_case(tmp_path: Path) -> None:
