@@ -210,6 +210,19 @@ class CudaKernels:
         return ChannelsLast(points, points.shape[-1])
 
 
+def spectra_of(kernels: Kernels, field: Field) -> torch.Tensor:
+    """Spectra of a field along the last axis."""
+    spectra = kernels.tile(_BEFORE, Operands(saved=field)).spectra
+    assert spectra is not None
+    return spectra
+
+
+def convolution(kernels: Kernels, weight: torch.Tensor, field: Field) -> Field:
+    """The spectral convolution of a field in the kernels' layout, by weight [*modes, c_in, c_out]."""
+    mixed = kernels.mix(spectra_of(kernels, field), weight)
+    return kernels.tile(SYNTHESIS, Operands(mixed=mixed)).x
+
+
 class Rungs:
     """The rungs 0 to 4 for one layer. `pointwise_map` is PyTorch's 1x1 convolution: (x, weight, bias) -> y."""
 
@@ -237,7 +250,7 @@ class Rungs:
         if rung == 0:
             return x
         field = self._kernels.convert(x)
-        return (field, self.spectra(field)) if rung == 4 else field
+        return (field, spectra_of(self._kernels, field)) if rung == 4 else field
 
     def run(self, rung: int, state: State) -> State:
         """The state after the layer: the next field, on rung 4 with its spectra."""
@@ -251,25 +264,20 @@ class Rungs:
         field, spectra = state if rung == 4 else (state, None)
         return self._kernels.plain(field), spectra
 
-    def spectra(self, field: Field) -> torch.Tensor:
-        """Spectra of a field along the last axis."""
-        spectra = self._kernels.tile(_BEFORE, Operands(saved=field)).spectra
-        assert spectra is not None
-        return spectra
-
     def _torch(self, x: torch.Tensor) -> torch.Tensor:
         convolved = published.spectral_conv(x, self._corners)
         return F.gelu(convolved + self._pointwise(x, self._skip, self._bias))
 
     def _truncated(self, field: Field) -> Field:
-        mixed = self._kernels.mix_by_torch(self.spectra(field), self._weight)
-        return self._end_by_torch(mixed, field)
+        mixed = self._kernels.mix_by_torch(spectra_of(self._kernels, field), self._weight)
+        convolved = self._kernels.tile(SYNTHESIS, Operands(mixed=mixed)).x
+        return self._end_by_torch(convolved, field)
 
     def _pruned(self, field: Field) -> Field:
-        return self._end_by_torch(self._kernels.mix(self.spectra(field), self._weight), field)
+        return self._end_by_torch(convolution(self._kernels, self._weight, field), field)
 
     def _epilogue(self, field: Field) -> Field:
-        mixed = self._kernels.mix(self.spectra(field), self._weight)
+        mixed = self._kernels.mix(spectra_of(self._kernels, field), self._weight)
         return self._kernels.tile(self.layer_steps, Operands(x=field, mixed=mixed)).x
 
     def _chained(self, state: tuple[Field, torch.Tensor]) -> tuple[Field, torch.Tensor | None]:
@@ -278,8 +286,7 @@ class Rungs:
         done = self._kernels.fused(self.chained_steps, Operands(x=field, mixed=mixed))
         return done.x, done.spectra
 
-    def _end_by_torch(self, mixed: torch.Tensor, x: Field) -> Field:
-        convolved = self._kernels.tile(SYNTHESIS, Operands(mixed=mixed)).x
+    def _end_by_torch(self, convolved: Field, x: Field) -> Field:
         # with channels last the 1x1 convolution is one matrix product
         skipped = F.linear(self._kernels.points(x), self._skip, self._bias)
         return self._kernels.field(F.gelu(self._kernels.points(convolved) + skipped))
@@ -411,7 +418,7 @@ def _rows(layer: Layer, bandwidth: float, *, seconds: float) -> Iterator[dict[st
             fields = [rungs.state(rung, x) for x in inputs.fields]
         states: list[State] = fields or inputs.fields
         if rung == 4:
-            states = [(field, rungs.spectra(field)) for field in fields]
+            states = [(field, spectra_of(kernels, field)) for field in fields]
         results = rungs.results(rung, rungs.run(rung, states[0]))
         what = f"{layer.label}, {RUNGS[rung]}"
         errors.append(checked_error(what, error_of(results, expected), LARGEST_ERROR["fp32"]))

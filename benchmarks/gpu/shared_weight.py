@@ -5,26 +5,31 @@
 Our kernels take real fields and one weight a mode, as trained networks have them. They serve the case through the real
 and imaginary parts of x as twice as many real channels, and a weight a mode that repeats W (`real_weight`): the same
 values are read and written, the product of modes takes four times the arithmetic. The parts are given one after the other
-(planar); the time to separate interleaved ones is not counted.
+(planar); the time to separate interleaved ones is not counted. "turbofno" is one call of `spectral_conv`, "turbofno,
+channels last" the same stages on fields in the kernels' own layout, as inside a network.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmarks.gpu.candidates import checked_error
-from benchmarks.gpu.device import Call, ends, floor_ms, milliseconds, rotating
+from benchmarks.gpu.device import ends, floor_ms, milliseconds, rotating
 from benchmarks.gpu.direct import DirectSharedWeight
-from benchmarks.gpu.ladder import captured
+from benchmarks.gpu.ladder import CudaKernels, captured, convolution
 from benchmarks.gpu.layers import LARGEST_ERROR
 from benchmarks.gpu.published_kernel import published_milliseconds
+from benchmarks.ops import Layer
 from turbofno_ops import spectral_conv
+from turbofno_ops._channels import mode_major
+from turbofno_ops._tile_program import ChannelsLast
 
 MODES = 64
 _POINTS = (128, 256, 512, 1024)
@@ -99,16 +104,22 @@ def measure(
     expected = convolved(ends(fields[0]).to(torch.complex128), weight.to(torch.complex128), MODES)
     shape = fields[0].shape
     direct = partial(DirectSharedWeight, shape, weight, MODES)
-    ours = partial(spectral_conv, weight=real_weight(weight, MODES), backend="cuda")
+    own_weight = real_weight(weight, MODES)
+    ours = partial(spectral_conv, weight=own_weight, backend="cuda")
     own_fields = [planar(x) for x in fields]
-    candidates: dict[str, tuple[Call, list[torch.Tensor]]] = {
+    kernels = CudaKernels(Layer(case.batch, 2 * c, (case.points,), (MODES,)), weight.device)
+    inside = partial(convolution, kernels, mode_major(own_weight))
+    candidates: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
         "cuFFT+cuBLAS": (direct(copies=True), fields),
         "cuFFT+cuBLAS without copies": (direct(copies=False), fields),
         "turbofno": (ours, own_fields),
+        "turbofno, channels last": (inside, [kernels.convert(x) for x in own_fields]),
     }
     errors = {}
     for name, (call, given) in candidates.items():
         y = call(given[0])
+        if isinstance(y, ChannelsLast):
+            y = kernels.plain(y)
         error = _error(y if y.is_complex() else interleaved(y), expected)
         errors[name] = checked_error(f"{case.label}, {name}", error, LARGEST_ERROR["fp32"])
         del y
@@ -140,6 +151,6 @@ def measure(
         }
 
 
-def _each(call: Call, fields: list[torch.Tensor]) -> None:
+def _each(call: Callable[[Any], Any], fields: list[Any]) -> None:
     for x in fields:
         call(x)
