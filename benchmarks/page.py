@@ -1,8 +1,24 @@
-"""Markdown tables of docs/benchmarks.md."""
+"""Result files as Markdown tables, for docs/benchmarks.md and docs/explanation/fusion.md."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def read(file: Path) -> list[Row]:
+    """The lines of a result file."""
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def measured_on(row: Row) -> list[str]:
+    """GPU, versions, commit and date of a row, and an empty line."""
+    where = f"One {row['gpu']}, PyTorch {row['torch']}, CUDA {row['cuda']}, commit {row['commit']}"
+    return [f"{where}, {row['at'][:10]}.", ""]
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:

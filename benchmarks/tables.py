@@ -1,14 +1,14 @@
-"""Write docs/benchmarks.md from the committed results: `python -m benchmarks.tables`."""
+"""Write docs/benchmarks.md and the tables of docs/explanation/fusion.md: `python -m benchmarks.tables`."""
 
 from __future__ import annotations
 
-import json
 from itertools import groupby
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.page import cell, markdown
+from benchmarks import fusion
+from benchmarks.page import Row, cell, markdown, measured_on, read
 from benchmarks.serving.gpu.report import serving_gpu
 from benchmarks.serving.report import serving
 from benchmarks.timing import RESULTS
@@ -19,21 +19,9 @@ PICTURE = "gpu_heatmap.png"
 _PEER_ERRORS = ("eager", "torch.compile")
 _ISSUED = ("eager, call", "eager, graph")
 
-Row = dict[str, Any]
-
-
-def read(file: Path) -> list[Row]:
-    """The lines of a result file."""
-    return [json.loads(line) for line in file.read_text().splitlines()]
-
 
 def _times(value: float) -> str:
     return f"{value:.3g}x"
-
-
-def _measured_on(row: Row) -> list[str]:
-    where = f"One {row['gpu']}, PyTorch {row['torch']}, CUDA {row['cuda']}, commit {row['commit']}"
-    return [f"{where}, {row['at'][:10]}.", ""]
 
 
 def _by(rows: list[Row], *keys: str) -> list[list[Row]]:
@@ -97,7 +85,7 @@ def gpu_layers(rows: list[Row]) -> list[str]:
     return [
         "## Fourier layers on a GPU",
         "",
-        *_measured_on(rows[0]),
+        *measured_on(rows[0]),
         "Spectral convolution, 1x1 skip, bias, GELU. Milliseconds of a layer and, in brackets, its multiple of the floor: the",
         "time to read and write the field once at the copy bandwidth of the same run (half of that in a chain at bf16). PyTorch at its",
         'better of calls and CUDA graph. "In a chain": one of eight such layers in a compiled model, where small fields stay in',
@@ -162,7 +150,7 @@ def gpu_models(rows: list[Row]) -> list[str]:
     return [
         "## Whole models on a GPU",
         "",
-        *_measured_on(rows[0]),
+        *measured_on(rows[0]),
         "Fields a second, and the speed-up of ours at fp32. Ours: calls of the result of `compile_fno`.",
         "",
         *markdown(
@@ -200,7 +188,7 @@ def gpu_imported(rows: list[Row]) -> list[str]:
     return [
         "## Imported networks",
         "",
-        *_measured_on(rows[0]),
+        *measured_on(rows[0]),
         "Networks of neuraloperator 2.0 with its defaults except for what the name says (16 modes an axis in two dimensions,",
         "three input channels, one output channel), in the library and imported, as the service runs them: milliseconds of a",
         "batch at fp32, and speed-ups. The library runs in strict float32 (`torch.backends.cuda.matmul.allow_tf32` and",
@@ -241,7 +229,7 @@ def gpu_drawn(rows: list[Row]) -> list[str]:
     return [
         "## Random imported networks",
         "",
-        *_measured_on(rows[0]),
+        *measured_on(rows[0]),
         f"{len(rows)} networks of neuraloperator 2.0 with random arguments (`benchmarks.chains`): calls of the library with",
         "PyTorch's defaults, and of the imported network as the service runs it, at fp32. Slower than the library: "
         f"{', '.join(slower) or 'none'}.",
@@ -267,7 +255,7 @@ def gpu_heatmap(rows: list[Row]) -> list[str]:
     return [
         "## Over batch and channels",
         "",
-        *_measured_on(rows[0]),
+        *measured_on(rows[0]),
         f"![Speed-up of our float32 layer over PyTorch eager, over batch and hidden channels]({PICTURE})",
         "",
         f"One `fourier_layer` against PyTorch eager, each at its better of calls and CUDA graph. {ends}",
@@ -353,9 +341,10 @@ def document(results: Path = RESULTS) -> str:
 
 
 def main() -> None:
-    """Write the page."""
-    DOCUMENT.write_text(document())
-    print(f"written to {DOCUMENT.relative_to(DOCUMENT.parents[1])}")
+    """Write the pages."""
+    for page, text in ((DOCUMENT, document()), (fusion.DOCUMENT, fusion.document())):
+        page.write_text(text)
+        print(f"written to {page.relative_to(DOCUMENT.parents[1])}")
 
 
 if __name__ == "__main__":

@@ -144,6 +144,22 @@ class Norm(ctypes.Structure):
     ]
 
 
+class Fft(ctypes.Structure):
+    """turbofno_fft"""
+
+    _fields_: ClassVar = [
+        *[(name, c_int64) for name in ("outer", "inner")],
+        *[(name, c_int64) for name in ("in_outer", "in_inner", "in_point")],
+        *[(name, c_int64) for name in ("out_outer", "out_inner", "out_point")],
+        ("twiddle_points", c_int64),
+        *[(name, c_int32) for name in ("points", "in_head", "in_tail", "out_head", "out_tail")],
+        *[(name, c_int32) for name in ("kind", "inverse", "precision")],
+        *[(name, c_int32) for name in ("multiprocessors", "shared_bytes")],
+        ("scale", c_float),
+        *[(name, c_void_p) for name in ("input", "out", "table")],
+    ]
+
+
 LAUNCHES: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "tile_program": (Tile, TilePlan),
     "analyze_rows": (RowAnalysis,),
@@ -154,6 +170,8 @@ LAUNCHES: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "spectral_moments": (Moments,),
     "field_moments": (Moments,),
     "norm_affine": (Norm,),
+    "mixed_radix_fft": (Fft,),
+    "dense_dft": (Fft,),
 }
 REFUSALS: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "tile_prepare": (Tile, TilePlan),
@@ -161,6 +179,8 @@ REFUSALS: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "transform_unsupported": (Transform,),
     "product_unsupported": (Product,),
     "spectral_unsupported": (Spectral,),
+    "mixed_radix_fft_unsupported": (Fft,),
+    "dense_dft_unsupported": (Fft,),
 }
 SIZES: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "analyze_rows_workspace_bytes": (RowAnalysis,),

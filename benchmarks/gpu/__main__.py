@@ -1,4 +1,5 @@
-"""The command line: `python -m benchmarks.gpu [layers] [models] [heatmap] [imported] [drawn]`; without names, all parts."""
+"""The command line: `python -m benchmarks.gpu [layers] [models] [heatmap] [imported] [drawn] [ladder]`; without
+names, all parts."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -14,7 +16,9 @@ from benchmarks.timing import RESULTS
 
 Measure = Callable[[], Iterable[dict[str, object]]]
 
-PARTS = ("layers", "models", "heatmap", "imported", "drawn")
+PARTS = ("layers", "models", "heatmap", "imported", "drawn", "ladder")
+_LADDER_SECONDS = 0.05
+"""Most device time of a layer of the ladder, which has over a hundred."""
 
 
 def _measured(part: str, bandwidth: float, arguments: argparse.Namespace) -> dict[str, Measure]:
@@ -42,9 +46,25 @@ def _measured(part: str, bandwidth: float, arguments: argparse.Namespace) -> dic
             label: partial(drawn.measure, label, network, seconds=seconds / 10)
             for label, network in drawn.networks(drawn.COUNT)
         }
+    if part == "ladder":
+        return _ladder(bandwidth, arguments)
     from benchmarks.gpu import heatmap
 
     return {x.label: partial(heatmap.measure, x, seconds=seconds / 10) for x in heatmap.LAYERS}
+
+
+def _ladder(bandwidth: float, arguments: argparse.Namespace) -> dict[str, Measure]:
+    from benchmarks.gpu import ladder, shared_weight
+
+    seconds, quick = min(arguments.seconds, _LADDER_SECONDS), arguments.quick
+    found: dict[str, Measure] = {
+        x.label: partial(ladder.measure, x, bandwidth, seconds=seconds)
+        for x in ladder.cases(quick=quick)
+    }
+    own_case = partial(shared_weight.measure, checkout=arguments.published_kernel)
+    for x in shared_weight.cases(quick=quick):
+        found[x.label] = partial(own_case, x, bandwidth, seconds=seconds)
+    return found
 
 
 def _rows(
@@ -87,6 +107,12 @@ def main() -> None:
         help="cases whose name contains TEXT; nothing is written",
     )
     parser.add_argument("--commit", help="name of the commit, if the tree is no git checkout")
+    parser.add_argument(
+        "--published-kernel",
+        type=Path,
+        metavar="FOLDER",
+        help="a built checkout of github.com/shixun404/TurboFNO, for the ladder; without, it is left out",
+    )
     arguments = parser.parse_args()
     if unknown := set(arguments.parts) - set(PARTS):
         parser.error(f"no part {sorted(unknown)}; there are {', '.join(PARTS)}")

@@ -20,6 +20,8 @@ import torch
 
 _CUFFT_R2C = 0x2A
 _CUFFT_C2R = 0x2C
+_CUFFT_C2C = 0x29
+_CUFFT_FORWARD, _CUFFT_INVERSE = -1, 1
 _CUBLAS_OP_N = 0
 
 Corner = tuple[slice, ...]
@@ -139,6 +141,57 @@ class DirectLayer:
         )
 
 
+class DirectSharedWeight:
+    """Complex spectral convolution with one weight for all modes: complex64 [batch, c_in, points] -> [batch, c_out, points].
+
+    The first `modes` frequencies are multiplied by `weight` [c_in, c_out], all others become 0. With `copies` the kept modes
+    are copied out of the spectra and back into zeros, as PyTorch does it. Without, cuBLAS reads them where cuFFT writes
+    them, and writes them into spectra that were zeroed once.
+    """
+
+    def __init__(
+        self, shape: torch.Size, weight: torch.Tensor, modes: int, *, copies: bool
+    ) -> None:
+        batch, c_in, points = shape
+        c_out = weight.shape[1]
+        self.modes, self.copies = modes, copies
+        # the inverse's 1 / points is in the weight; cuBLAS is column-major
+        self.weight = (weight / points).T.contiguous()
+        self.spectrum = weight.new_empty(batch, c_in, points)
+        self.mixed_spectrum = weight.new_zeros(batch, c_out, points)
+        self.kept = self.mixed = weight.new_empty(0)
+        if copies:
+            self.kept = weight.new_empty(batch, c_in, modes)
+            self.mixed = weight.new_empty(batch, c_out, modes)
+        self.forward_plan = _plan([points], batch * c_in, _CUFFT_C2C)
+        self.inverse_plan = _plan([points], batch * c_out, _CUFFT_C2C)
+        weakref.finalize(self, _destroy, self.forward_plan, self.inverse_plan)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """A new field."""
+        y = torch.empty_like(self.mixed_spectrum)
+        _execute("cufftExecC2C", self.forward_plan, x, self.spectrum, _CUFFT_FORWARD)
+        if self.copies:
+            self.kept.copy_(self.spectrum[..., : self.modes])
+            self._multiply(self.kept, self.mixed)
+            self.mixed_spectrum.zero_()
+            self.mixed_spectrum[..., : self.modes].copy_(self.mixed)
+        else:
+            self._multiply(self.spectrum, self.mixed_spectrum)
+        _execute("cufftExecC2C", self.inverse_plan, self.mixed_spectrum, y, _CUFFT_INVERSE)
+        return y
+
+    def _multiply(self, kept: torch.Tensor, mixed: torch.Tensor) -> None:
+        batch, c_in, pitch = kept.shape
+        c_out = mixed.shape[1]
+        one, zero = (ctypes.c_float * 2)(1, 0), (ctypes.c_float * 2)(0, 0)
+        _gemm(
+            *("cublasCgemmStridedBatched", self.modes, c_out, c_in, one),
+            *((kept, pitch, c_in * pitch), (self.weight, c_in, 0), zero),
+            *((mixed, pitch, c_out * pitch), batch),
+        )
+
+
 Matrices = tuple[torch.Tensor, int, int]
 """Data, leading dimension, stride from one matrix to the next."""
 
@@ -155,6 +208,7 @@ def _gemm(
     c: Matrices,
     count: int,
 ) -> None:
+    """Multiply column-major matrices: c [m, n] = alpha a [m, k] b [k, n] + beta c."""
     # PyTorch's handle uses the current stream and a workspace that graphs may capture
     handle = ctypes.c_void_p(torch.cuda.current_blas_handle())
     operands = [
@@ -184,12 +238,14 @@ def _plan(size: Sequence[int], count: int, kind: int) -> int:
     return handle.value
 
 
-def _execute(name: str, plan: int, source: torch.Tensor, target: torch.Tensor) -> None:
+def _execute(
+    name: str, plan: int, source: torch.Tensor, target: torch.Tensor, *direction: int
+) -> None:
     cufft = _library("cufft")
     stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
     _check("cufftSetStream", cufft.cufftSetStream(plan, stream))
     pointers = (ctypes.c_void_p(t.data_ptr()) for t in (source, target))
-    _check(name, getattr(cufft, name)(plan, *pointers))
+    _check(name, getattr(cufft, name)(plan, *pointers, *direction))
 
 
 def _destroy(*plans: int) -> None:

@@ -65,7 +65,8 @@ typedef enum {
 typedef enum {
     TURBOFNO_FP32 = 0, /* products of split operands: the error of float32 arithmetic */
     TURBOFNO_TF32 = 1, /* products of operands rounded to 11 significant bits, sums in float32 */
-    TURBOFNO_BF16 = 2 /* fields stored and multiplied in bfloat16, sums in float32 */
+    TURBOFNO_BF16 = 2, /* fields stored and multiplied in bfloat16, sums in float32 */
+    TURBOFNO_FP16 = 3 /* turbofno_fft only: values stored in float16 */
 } turbofno_precision;
 
 /* A tile program: the steps between two spectral products, on tiles of 16 neighbouring points of the last axis by all
@@ -236,6 +237,38 @@ typedef struct {
     float *scale, *shift; /* [batch][width] */
 } turbofno_norm;
 
+typedef enum {
+    TURBOFNO_COMPLEX = 0, /* complex -> complex */
+    TURBOFNO_REAL_TO_COMPLEX = 1, /* the first points / 2 + 1 values of a real line's transform */
+    TURBOFNO_COMPLEX_TO_REAL = 2 /* its inverse: the imaginary parts of value 0 and, of even sizes, value points / 2 are
+                                    ignored */
+} turbofno_transform_kind;
+
+/* Discrete Fourier transforms of many lines along one axis, full or truncated. Line (o, i) of outer x inner lines; value p
+ * of it is at o * outer stride + i * inner stride + p * point stride, in values (real or complex) of its array.
+ * float32, or with TURBOFNO_FP16 float16, arithmetic in float32 either way.
+ *
+ * Of the input `in_head` values are given, the line's first, and `in_tail`, its last; all between them are zero. Of the
+ * result the `out_head` first and the `out_tail` last values are computed and written, next to each other. The line is
+ * `points` long, or points / 2 + 1 on the complex side of a real transform. */
+typedef struct {
+    int64_t outer, inner;
+    int64_t in_outer, in_inner, in_point; /* strides */
+    int64_t out_outer, out_inner, out_point;
+    int64_t twiddle_points; /* 0, or: result k of line (o, i) is multiplied by exp(sign 2 pi i (i k) / twiddle_points) */
+    int32_t points;
+    int32_t in_head, in_tail, out_head, out_tail;
+    int32_t kind; /* turbofno_transform_kind */
+    int32_t inverse; /* sign of the exponent. 0: -, 1: + */
+    int32_t precision; /* TURBOFNO_FP32 or TURBOFNO_FP16 */
+    int32_t multiprocessors; /* of the device */
+    int32_t shared_bytes; /* opt-in shared memory per block of the device */
+    float scale; /* factor of the result */
+    const void *input;
+    void *out;
+    const void *table;
+} turbofno_fft;
+
 /* Fills in the plan of a tile program. Returns null, or the reason why the shape is not supported. Reads none of the
  * tile's pointers; needs no GPU. */
 const char *turbofno_tile_prepare(const turbofno_tile *tile, turbofno_tile_plan *plan);
@@ -245,6 +278,8 @@ const char *turbofno_analyze_rows_unsupported(const turbofno_row_analysis *analy
 const char *turbofno_transform_unsupported(const turbofno_transform *transform);
 const char *turbofno_product_unsupported(const turbofno_product *product);
 const char *turbofno_spectral_unsupported(const turbofno_spectral *spectral);
+const char *turbofno_mixed_radix_fft_unsupported(const turbofno_fft *fft);
+const char *turbofno_dense_dft_unsupported(const turbofno_fft *fft);
 
 /* Return the bytes of a result or workspace for this shape. Read no pointer; need no GPU. */
 size_t turbofno_analyze_rows_workspace_bytes(const turbofno_row_analysis *analysis);
@@ -261,6 +296,8 @@ turbofno_status turbofno_spectral_product(const turbofno_spectral *spectral, str
 turbofno_status turbofno_spectral_moments(const turbofno_moments *moments, struct CUstream_st *stream);
 turbofno_status turbofno_field_moments(const turbofno_moments *moments, struct CUstream_st *stream);
 turbofno_status turbofno_norm_affine(const turbofno_norm *norm, struct CUstream_st *stream);
+turbofno_status turbofno_mixed_radix_fft(const turbofno_fft *fft, struct CUstream_st *stream);
+turbofno_status turbofno_dense_dft(const turbofno_fft *fft, struct CUstream_st *stream);
 
 /* Returns null, or the reason why the library holds no code for the current device. */
 const char *turbofno_device_unsupported(void);

@@ -32,6 +32,7 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "spectral": _native.Spectral,
     "moments": _native.Moments,
     "norm": _native.Norm,
+    "fft": _native.Fft,
 }
 TYPES: dict[str, Any] = {
     "int32_t": c_int32,
@@ -106,7 +107,9 @@ def test_activations_have_the_header_s_numbers() -> None:
 
 
 def test_precisions_have_the_header_s_numbers() -> None:
-    assert {name: i for i, name in enumerate(PRECISIONS)} == enumeration("precision")
+    # fp16 is a precision of transforms only
+    names = [*PRECISIONS, "fp16"]
+    assert {name: i for i, name in enumerate(names)} == enumeration("precision")
 
 
 def test_steps_have_the_header_s_numbers() -> None:
