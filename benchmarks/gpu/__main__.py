@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks.gpu [layers] [models] [heatmap] [imported] [drawn]`; without names, all parts."""
+"""The command line: `python -m benchmarks.gpu [layers] [models] [heatmap] [imported] [drawn] [fft]`; without names, all parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.timing import RESULTS
 
 Measure = Callable[[], Iterable[dict[str, object]]]
 
-PARTS = ("layers", "models", "heatmap", "imported", "drawn")
+PARTS = ("layers", "models", "heatmap", "imported", "drawn", "fft")
 
 
 def _measured(part: str, bandwidth: float, arguments: argparse.Namespace) -> dict[str, Measure]:
@@ -35,6 +35,11 @@ def _measured(part: str, bandwidth: float, arguments: argparse.Namespace) -> dic
 
         alike = {"seconds": seconds, "quick": arguments.quick}
         return {x.label: partial(imported.measure, x, bandwidth, **alike) for x in imported.CASES}
+    if part == "fft":
+        from benchmarks.gpu import fft
+
+        alike = {"seconds": seconds, "quick": arguments.quick}
+        return {x.label: partial(fft.measure, x, bandwidth, **alike) for x in fft.CASES}
     if part == "drawn":
         from benchmarks.gpu import drawn
 
