@@ -22,6 +22,7 @@
 #include <type_traits>
 
 #define CUDA_ON_CPU
+#define __CUDACC__ // headers that are shared with host code ask for it
 #define __global__
 #define __device__
 #define __host__
