@@ -204,7 +204,7 @@ def test_drawn_transforms(library: ctypes.CDLL, kind: int, inverse: int) -> None
         )
 
 
-@pytest.mark.parametrize(("shared_bytes", "lines"), [(SHARED_BYTES, 70), (64 * 1024, 100)])
+@pytest.mark.parametrize(("shared_bytes", "lines"), [(SHARED_BYTES, 70), (99 * 1024, 100)])
 def test_streamed_table(library: ctypes.CDLL, shared_bytes: int, lines: int) -> None:
     """The table exceeds shared memory; of the smaller one a block takes one unit after another."""
     points = 421 if shared_bytes == SHARED_BYTES else 203
