@@ -236,7 +236,9 @@ def test_a_line_that_is_not_finite_stays_alone(
     x[1, 2, 20] = np.inf
     result = launch(library, case, x)
     spoilt = np.isnan(result).all(axis=2)
-    assert spoilt.sum() == 2 and spoilt[0, 1] and spoilt[1, 2]
+    assert spoilt.sum() == 2
+    assert spoilt[0, 1]
+    assert spoilt[1, 2]
     assert relative_error(result[~spoilt][None], truth[~spoilt][None]) < FLOAT32_ERROR
 
 
