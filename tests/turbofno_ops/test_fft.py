@@ -19,6 +19,7 @@ import torch
 
 from tests.thorough import tried
 from tests.turbofno_ops import fft_contract
+from tests.turbofno_ops.cuda_on_cpu import compile_kernels
 from tests.turbofno_ops.random_transform import Case, relative_error
 from turbofno_ops import _gemm, _native
 from turbofno_ops import fft as ours
@@ -240,6 +241,9 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
     _forget()
 
 
+TABLE = _kernels._table
+
+
 def _forget() -> None:
     _plan._refusal.cache_clear()
     _plan._split.cache_clear()
@@ -253,6 +257,53 @@ def _table(
     kernel: str, points: int, kind: int, inverse: int, precision: int, device: torch.device
 ) -> torch.Tensor:
     return _kernels.roots(points) if kernel == "mixed_radix_fft" else torch.empty(0)
+
+
+@pytest.fixture
+def emulated(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> Kernels:
+    """The kernels' own sources on a CPU, with their tables."""
+    libraries = {
+        name: compile_kernels(f"kernels/{name}.cu", f"plan/{plan}.cpp")
+        for name, plan in (("mixed_radix_fft", "fft_plan"), ("dense_dft", "dense_dft_plan"))
+    }
+
+    def refusal(name: str, fft: Any) -> str | None:
+        library = libraries[name.removesuffix("_unsupported")]
+        reason = getattr(library, f"turbofno_{name}")(fft)
+        return None if reason is None else reason.decode()
+
+    def launch(name: str, fft: Any) -> None:
+        kernels.launched.append((name, fft))
+        assert getattr(libraries[name], f"turbofno_{name}")(fft, None) == 0
+
+    monkeypatch.setattr(_native, "refusal", refusal)
+    monkeypatch.setattr(_native, "launch", launch)
+    monkeypatch.setattr(_kernels, "_table", TABLE)
+    return kernels
+
+
+@pytest.mark.parametrize("draw", range(tried(24, 300)))
+def test_the_kernels_sources_compute_drawn_transforms(draw: int, emulated: Kernels) -> None:
+    rng = random.Random(torch.initial_seed() + draw)
+    sizes = [2, 3, 5, 8, 16, 19, 23, 30, 31, 48, 61, 64, 85, 128]
+    names = ours.NAMES[: 4 if draw % 2 else None]
+    case = Case(rng, sizes=lambda rng: rng.choice(sizes if draw % 2 else sizes[:9]), names=names)
+    half = draw % 3 == 0
+    dtype = torch.float16 if half else torch.float32
+    x = case.x.to(dtype.to_complex() if case.x.is_complex() else dtype)
+    expected = case.expected(case.x.to(torch.complex64 if x.is_complex() else torch.float32))
+    found = emulated.run(case, x, backend="kernels", precision="fp16" if half else "fp32")
+    assert relative_error(found, expected) < (4e-3 if half else 1e-6), case
+
+
+@pytest.mark.parametrize("points", [2018, 2**14])
+def test_the_kernels_sources_compute_long_axes(points: int, emulated: Kernels) -> None:
+    x = torch.randn(1, points, dtype=torch.complex64)
+    emulated.memory = fft_contract.Memory()
+    found = ours.ifft(x, norm="ortho", backend="kernels")
+    assert len(emulated.launched) == 2
+    expected = np.fft.ifft(x.numpy().astype(np.complex128), norm="ortho")
+    assert relative_error(found, expected) < 1e-6
 
 
 def served(rng: random.Random) -> int:

@@ -7,6 +7,7 @@ import math
 import torch
 
 from turbofno_ops import _native
+from turbofno_ops._dft_table import dense_table
 from turbofno_ops._gemm import _tables
 from turbofno_ops._native import Fft
 from turbofno_ops.fft._plan import (
@@ -54,8 +55,6 @@ def _table(
     with torch.inference_mode(False):
         if kernel == "mixed_radix_fft":
             return roots(points).to(device)
-        from turbofno_ops._dft_table import dense_table
-
         return dense_table(points, kind, inverse, precision).to(device)
 
 
