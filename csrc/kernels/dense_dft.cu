@@ -56,11 +56,23 @@ __device__ __forceinline__ int64_t line_offset(const DenseArguments &a, unsigned
     return o * outer + (line - o * a.inner) * inner;
 }
 
-// Place of value p of a line in an array that holds the first `head` and the last `tail` only; -1 if it does not.
-__device__ __forceinline__ int place(int p, int values, int head, int tail) {
-    const int from_tail = p - (values - tail);
-    return p < head ? p : from_tail >= 0 ? head + from_tail : -1;
-}
+// The values p of a line at first, first + step, ..: how far each is from the line's begin. An addition each, no product.
+struct Walk {
+    int p, step;
+    int64_t at, at_step, gap; // gap: between head and tail, which lie next to each other
+    int head, tail; // the first value of the tail
+
+    __device__ __forceinline__ Walk(int first, int step, int values, int head, int tail, int64_t stride)
+        : p(first), step(step), at(first * stride), at_step(step * stride), gap((values - head - tail) * stride), head(head),
+          tail(values - tail) {}
+
+    __device__ __forceinline__ bool inside() const { return p < head || p >= tail; }
+    __device__ __forceinline__ int64_t offset() const { return p < head ? at : at - gap; }
+    __device__ __forceinline__ void advance() {
+        p += step;
+        at += at_step;
+    }
+};
 
 // A warp's chunk of lines in a stage: planes of rows of 32 terms, in 16-byte groups, which are swizzled so that neither copies
 // along terms or lines nor the reads of a warp's lanes have bank conflicts.
@@ -83,6 +95,7 @@ template <int KIND, bool HALVES> struct LineSource {
     static constexpr int kPlaneBytes = kLines * Rows::kRowBytes;
 
     int64_t offset; // of the line lane % kLines in bytes
+    uint16_t halves[kPlanes][kLines]; // loaded values that are too small for asynchronous copies
 
     __device__ __forceinline__ void enter(const DenseArguments &a, unsigned first_line, int lane) {
         // beyond the last line read the last one again; its results are not stored
@@ -90,72 +103,79 @@ template <int KIND, bool HALVES> struct LineSource {
         offset = kBytes * line_offset(a, line, a.of.in_outer, a.of.in_inner);
     }
 
-    // Finds a term's value on a plane: its place in the line. False if it is zero.
-    static __device__ __forceinline__ bool find(const DenseArguments &a, int term, int plane, int &at) {
-        const int points = a.of.points, values = KIND == TURBOFNO_COMPLEX_TO_REAL ? points / 2 + 1 : points;
-        const bool exists = plane == 0 ? 2 * term <= points : term > 0 && 2 * term < points;
-        at = place(plane == 0 ? term : points - term, values, a.of.in_head, a.of.in_tail);
-        return exists && at >= 0;
+    static __device__ __forceinline__ int values_of(const DenseArguments &a) {
+        return KIND == TURBOFNO_COMPLEX_TO_REAL ? a.of.points / 2 + 1 : a.of.points;
     }
 
-    static __device__ __forceinline__ void copy_value(char *to, const char *from, bool inside) {
-        if constexpr (kAsync) copy_async<kBytes>(to, from, inside);
+    // True if a plane has a value of this term.
+    static __device__ __forceinline__ bool exists(int points, int term, int plane) {
+        return plane == 0 ? 2 * term <= points : term > 0 && 2 * term < points;
     }
 
-    static __device__ __forceinline__ uint16_t load_half(const char *from, bool inside) {
-        return inside ? __ldg(reinterpret_cast<const uint16_t *>(from)) : uint16_t(0);
+    // Place of the lane's i-th value in a plane.
+    static __device__ __forceinline__ int staged_at(bool along_lines, int i, int lane) {
+        return along_lines ? Rows::at(lane % kLines, i * (kLanes / kLines) + lane / kLines) : Rows::at(i, lane);
     }
 
-    __device__ __forceinline__ void copy(const DenseArguments &a, char *stage, int chunk, int lane) const {
+    __device__ __forceinline__ void take(int plane, int i, char *to, const char *from, bool inside) {
+        if constexpr (kAsync) {
+            copy_async<kBytes>(to, from, inside);
+        } else {
+            halves[plane][i] = inside ? __ldg(reinterpret_cast<const uint16_t *>(from)) : uint16_t(0);
+        }
+    }
+
+    // Starts to copy a chunk to a stage; `finish` ends it, where values are not copied asynchronously.
+    __device__ __forceinline__ void copy(const DenseArguments &a, char *stage, int chunk, int lane) {
         const char *const input = static_cast<const char *>(a.of.input);
         const int64_t stride = kBytes * a.of.in_point;
-        constexpr int kBatch = 8; // loads in flight, where values are too small for asynchronous copies
-        uint16_t halves[kPlanes][kBatch];
-        const auto put_halves = [&](int first, const auto &place_of) {
-#pragma unroll
-            for (int i = 0; i < kBatch; ++i) {
-#pragma unroll
-                for (int plane = 0; plane < kPlanes; ++plane) {
-                    *reinterpret_cast<uint16_t *>(stage + plane * kPlaneBytes + place_of(first + i)) = halves[plane][i];
-                }
-            }
-        };
+        const int points = a.of.points;
         if (a.in_along_lines) {
             constexpr int kTermsAtOnce = kLanes / kLines;
-            const auto term_of = [&](int i) { return i * kTermsAtOnce + lane / kLines; };
-            const auto place_of = [&](int i) { return Rows::at(lane % kLines, term_of(i)); };
-            const char *const line = input + offset;
+            const int first = chunk * kDftTerms + lane / kLines;
 #pragma unroll
-            for (int i = 0; i < kLines; ++i) {
+            for (int plane = 0; plane < kPlanes; ++plane) {
+                Walk walk(plane == 0 ? first : points - first, plane == 0 ? kTermsAtOnce : -kTermsAtOnce, values_of(a),
+                          a.of.in_head, a.of.in_tail, stride);
 #pragma unroll
-                for (int plane = 0; plane < kPlanes; ++plane) {
-                    int at;
-                    const bool inside = find(a, chunk * kDftTerms + term_of(i), plane, at);
-                    const char *from = line + (inside ? at * stride : 0);
-                    copy_value(stage + plane * kPlaneBytes + place_of(i), from, inside);
-                    if constexpr (!kAsync) halves[plane][i % kBatch] = load_half(from, inside);
+                for (int i = 0; i < kLines; ++i) {
+                    const bool inside = exists(points, first + i * kTermsAtOnce, plane) && walk.inside();
+                    const char *from = inside ? input + offset + walk.offset() : input;
+                    take(plane, i, stage + plane * kPlaneBytes + staged_at(true, i, lane), from, inside);
+                    walk.advance();
                 }
-                if (!kAsync && i % kBatch == kBatch - 1) put_halves(i + 1 - kBatch, place_of);
             }
         } else {
-            const auto place_of = [&](int i) { return Rows::at(i, lane); };
+            const int term = chunk * kDftTerms + lane;
             const char *from[kPlanes];
             bool inside[kPlanes];
 #pragma unroll
             for (int plane = 0; plane < kPlanes; ++plane) {
-                int at;
-                inside[plane] = find(a, chunk * kDftTerms + lane, plane, at);
-                from[plane] = input + (inside[plane] ? at * stride : 0);
+                const Walk walk(plane == 0 ? term : points - term, 0, values_of(a), a.of.in_head, a.of.in_tail, stride);
+                inside[plane] = exists(points, term, plane) && walk.inside();
+                from[plane] = inside[plane] ? input + walk.offset() : input;
             }
 #pragma unroll
             for (int i = 0; i < kLines; ++i) {
                 const int64_t of_line = __shfl_sync(0xffffffffu, offset, i);
 #pragma unroll
                 for (int plane = 0; plane < kPlanes; ++plane) {
-                    copy_value(stage + plane * kPlaneBytes + place_of(i), from[plane] + of_line, inside[plane]);
-                    if constexpr (!kAsync) halves[plane][i % kBatch] = load_half(from[plane] + of_line, inside[plane]);
+                    char *const to = stage + plane * kPlaneBytes + staged_at(false, i, lane);
+                    take(plane, i, to, from[plane] + of_line, inside[plane]);
                 }
-                if (!kAsync && i % kBatch == kBatch - 1) put_halves(i + 1 - kBatch, place_of);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void finish(const DenseArguments &a, char *stage, int lane) const {
+        if constexpr (!kAsync) {
+#pragma unroll
+            for (int i = 0; i < kLines; ++i) {
+                const int at = staged_at(a.in_along_lines, i, lane);
+#pragma unroll
+                for (int plane = 0; plane < kPlanes; ++plane) {
+                    *reinterpret_cast<uint16_t *>(stage + plane * kPlaneBytes + at) = halves[plane][i];
+                }
             }
         }
     }
@@ -423,13 +443,9 @@ template <int KIND, bool HALVES> struct LineTarget {
         }
     }
 
-    // Finds the value in column k on a plane: its number p and its place in the line. False if it is not stored.
-    static __device__ __forceinline__ bool find(const DenseArguments &a, int k, int end, int plane, int &p, int &at) {
-        const int points = a.of.points, values = KIND == TURBOFNO_REAL_TO_COMPLEX ? points / 2 + 1 : points;
-        const bool exists = k < end && (plane == 0 ? 2 * k <= points : k > 0 && 2 * k < points);
-        p = plane == 0 ? k : points - k;
-        at = place(p, values, a.of.out_head, a.of.out_tail);
-        return exists && at >= 0;
+    // True if a plane has a result of column k.
+    static __device__ __forceinline__ bool exists(int points, int k, int end, int plane) {
+        return k < end && (plane == 0 ? 2 * k <= points : k > 0 && 2 * k < points);
     }
 
     static __device__ __forceinline__ void store(Stored *to, Value value) {
@@ -447,30 +463,38 @@ template <int KIND, bool HALVES> struct LineTarget {
     __device__ __forceinline__ void store_columns(const DenseArguments &a, const Value *stage, int first, int end,
                                                   int lane) const {
         Stored *const out = static_cast<Stored *>(a.of.out);
+        const int points = a.of.points, values = KIND == TURBOFNO_REAL_TO_COMPLEX ? points / 2 + 1 : points;
 #pragma unroll
         for (int plane = 0; plane < kPlanes; ++plane) {
             const Value *from = stage + plane * kLines * kPitch;
-            int p, at;
+            const auto walk_from = [&](int k, int step) {
+                return Walk(plane == 0 ? k : points - k, plane == 0 ? step : -step, values, a.of.out_head, a.of.out_tail,
+                            a.of.out_point);
+            };
             if (a.out_along_lines) {
                 constexpr int kColumnsAtOnce = kLanes / kLines;
-                const int line = lane % kLines;
+                const int line = lane % kLines, first_column = lane / kLines;
+                Walk walk = walk_from(first + first_column, kColumnsAtOnce);
 #pragma unroll 4
                 for (int i = 0; i < kLines; ++i) {
-                    const int column = i * kColumnsAtOnce + lane / kLines;
-                    if (!find(a, first + column, end, plane, p, at) || line >= lines) continue;
-                    Value value = from[line * kPitch + column];
-                    if constexpr (TWIDDLES) value = times(value, twiddle(a.of, index, p));
-                    store(out + offset + at * a.of.out_point, value);
+                    const int column = i * kColumnsAtOnce + first_column;
+                    if (exists(points, first + column, end, plane) && walk.inside() && line < lines) {
+                        Value value = from[line * kPitch + column];
+                        if constexpr (TWIDDLES) value = times(value, twiddle(a.of, index, walk.p));
+                        store(out + offset + walk.offset(), value);
+                    }
+                    walk.advance();
                 }
             } else {
-                const bool inside = find(a, first + lane, end, plane, p, at);
-                Stored *const to = out + (inside ? at * a.of.out_point : 0);
+                const Walk walk = walk_from(first + lane, 0);
+                const bool inside = exists(points, first + lane, end, plane) && walk.inside();
+                Stored *const to = inside ? out + walk.offset() : out;
 #pragma unroll(TWIDDLES ? 1 : kLines)
                 for (int line = 0; line < kLines; ++line) {
                     const int64_t of_line = __shfl_sync(0xffffffffu, offset, line);
                     Value value = from[line * kPitch + lane];
                     if constexpr (TWIDDLES) {
-                        value = times(value, twiddle(a.of, __shfl_sync(0xffffffffu, index, line), p));
+                        value = times(value, twiddle(a.of, __shfl_sync(0xffffffffu, index, line), walk.p));
                     }
                     if (inside && line < lines) store(to + of_line, value);
                 }
@@ -556,10 +580,12 @@ __global__ void __launch_bounds__(kWarpgroupThreads *dense_dft_warpgroups(FRAGME
         } else {
             __syncwarp();
         }
-        if (turn + plan.stages - 1 < turns) { // into the stage that all have left
+        const bool copies = turn + plan.stages - 1 < turns;
+        char *const next = lines + next_stage * kDftLineBytes; // the stage that all have left
+        if (copies) {
             if (next_chunk == 0) source.enter(a, first_line_of(next_unit), lane);
             if (!plan.resident) copy_table(next_chunk, next_stage);
-            source.copy(a, lines + next_stage * kDftLineBytes, next_chunk, lane);
+            source.copy(a, next, next_chunk, lane);
             if (++next_stage == plan.stages) next_stage = 0;
             if (++next_chunk == plan.chunks) {
                 next_chunk = 0;
@@ -567,12 +593,16 @@ __global__ void __launch_bounds__(kWarpgroupThreads *dense_dft_warpgroups(FRAGME
             }
         }
         commit_copies();
-        if (turn < 0) continue;
+        if (turn < 0) {
+            if (copies) source.finish(a, next, lane);
+            continue;
+        }
 
         char *const staged = lines + stage * kDftLineBytes;
         ChunkOperands<P> operands;
         operands.template load<KIND, kHalves>(staged, chunk, a.of.points, lane);
         sums.add(operands, shared + (plan.resident ? chunk : stage) * chunk_words, lane);
+        if (copies) source.finish(a, next, lane);
         if (++stage == plan.stages) stage = 0;
         if (++chunk < plan.chunks) continue;
         chunk = 0;
