@@ -56,11 +56,23 @@ __device__ __forceinline__ int64_t line_offset(const DenseArguments &a, unsigned
     return o * outer + (line - o * a.inner) * inner;
 }
 
-// Place of value p of a line in an array that holds the first `head` and the last `tail` only; -1 if it does not.
-__device__ __forceinline__ int place(int p, int values, int head, int tail) {
-    const int from_tail = p - (values - tail);
-    return p < head ? p : from_tail >= 0 ? head + from_tail : -1;
-}
+// The values p of a line at first, first + step, ..: how far each is from the line's begin. An addition each, no product.
+struct Walk {
+    int p, step;
+    int64_t at, at_step, gap; // gap: between head and tail, which lie next to each other
+    int head, tail; // the first value of the tail
+
+    __device__ __forceinline__ Walk(int first, int step, int values, int head, int tail, int64_t stride)
+        : p(first), step(step), at(first * stride), at_step(step * stride), gap((values - head - tail) * stride), head(head),
+          tail(values - tail) {}
+
+    __device__ __forceinline__ bool inside() const { return p < head || p >= tail; }
+    __device__ __forceinline__ int64_t offset() const { return p < head ? at : at - gap; }
+    __device__ __forceinline__ void advance() {
+        p += step;
+        at += at_step;
+    }
+};
 
 // A warp's chunk of lines in a stage: planes of rows of 32 terms, in 16-byte groups, which are swizzled so that neither copies
 // along terms or lines nor the reads of a warp's lanes have bank conflicts.
@@ -78,79 +90,93 @@ template <int BYTES> struct StagedRows { // BYTES of a value
 template <int KIND, bool HALVES> struct LineSource {
     static constexpr int kLines = Side<KIND>::kLines, kPlanes = Side<KIND>::kFoldsIn ? 2 : 1;
     static constexpr int kBytes = (HALVES ? 2 : 4) * (Side<KIND>::kComplexIn ? 2 : 1);
+    static constexpr bool kAsync = kBytes >= 4;
     using Rows = StagedRows<kBytes>;
     static constexpr int kPlaneBytes = kLines * Rows::kRowBytes;
 
-    int64_t offset; // of the line lane % kLines in bytes, or -1
+    int64_t offset; // of the line lane % kLines in bytes
+    uint16_t halves[kPlanes][kLines]; // loaded values that are too small for asynchronous copies
 
     __device__ __forceinline__ void enter(const DenseArguments &a, unsigned first_line, int lane) {
-        const unsigned line = first_line + lane % kLines;
-        offset = line < a.lines ? kBytes * line_offset(a, line, a.of.in_outer, a.of.in_inner) : -1;
+        // beyond the last line read the last one again; its results are not stored
+        const unsigned line = min(first_line + lane % kLines, a.lines - 1);
+        offset = kBytes * line_offset(a, line, a.of.in_outer, a.of.in_inner);
     }
 
-    // Offset of a term's value on a plane in a line in bytes, or -1 if it is zero.
-    static __device__ __forceinline__ int64_t term_offset(const DenseArguments &a, int term, int plane) {
+    static __device__ __forceinline__ int values_of(const DenseArguments &a) {
+        return KIND == TURBOFNO_COMPLEX_TO_REAL ? a.of.points / 2 + 1 : a.of.points;
+    }
+
+    // True if a plane has a value of this term.
+    static __device__ __forceinline__ bool exists(int points, int term, int plane) {
+        return plane == 0 ? 2 * term <= points : term > 0 && 2 * term < points;
+    }
+
+    // Place of the lane's i-th value in a plane.
+    static __device__ __forceinline__ int staged_at(bool along_lines, int i, int lane) {
+        return along_lines ? Rows::at(lane % kLines, i * (kLanes / kLines) + lane / kLines) : Rows::at(i, lane);
+    }
+
+    __device__ __forceinline__ void take(int plane, int i, char *to, const char *from, bool inside) {
+        if constexpr (kAsync) {
+            copy_async<kBytes>(to, from, inside);
+        } else {
+            halves[plane][i] = inside ? __ldg(reinterpret_cast<const uint16_t *>(from)) : uint16_t(0);
+        }
+    }
+
+    // Starts to copy a chunk to a stage; `finish` ends it, where values are not copied asynchronously.
+    __device__ __forceinline__ void copy(const DenseArguments &a, char *stage, int chunk, int lane) {
+        const char *const input = static_cast<const char *>(a.of.input);
+        const int64_t stride = kBytes * a.of.in_point;
         const int points = a.of.points;
-        if (plane == 0 ? 2 * term > points : term == 0 || 2 * term >= points) return -1;
-        const int values = KIND == TURBOFNO_COMPLEX_TO_REAL ? points / 2 + 1 : points;
-        const int at = place(plane == 0 ? term : points - term, values, a.of.in_head, a.of.in_tail);
-        return at < 0 ? -1 : at * a.of.in_point * kBytes;
-    }
-
-    // Copies lines `first` .. of a stage at terms `term`, both as a function of the step.
-    template <int STEPS, typename Line, typename Term>
-    __device__ __forceinline__ void copy_steps(const DenseArguments &a, char *stage, const Line &line_of, const Term &term_of,
-                                               int chunk) const {
-        const char *from = static_cast<const char *>(a.of.input);
-        int64_t at[kPlanes];
-        constexpr int kBatch = 8; // loads in flight, where a value is too small for an asynchronous copy
-#pragma unroll 1
-        for (int batch = 0; batch < STEPS; batch += kBatch) {
-            uint16_t values[kPlanes][kBatch];
-            int to[kBatch];
+        if (a.in_along_lines) {
+            constexpr int kTermsAtOnce = kLanes / kLines;
+            const int first = chunk * kDftTerms + lane / kLines;
 #pragma unroll
-            for (int i = 0; i < kBatch; ++i) {
-                const int term = term_of(batch + i);
-                if (a.in_along_lines || batch + i == 0 || kBytes == 2) {
+            for (int plane = 0; plane < kPlanes; ++plane) {
+                Walk walk(plane == 0 ? first : points - first, plane == 0 ? kTermsAtOnce : -kTermsAtOnce, values_of(a),
+                          a.of.in_head, a.of.in_tail, stride);
 #pragma unroll
-                    for (int plane = 0; plane < kPlanes; ++plane) {
-                        at[plane] = term_offset(a, chunk * kDftTerms + term, plane);
-                    }
-                }
-                int64_t of_line = offset;
-                const int line = line_of(batch + i);
-                if (!a.in_along_lines) of_line = __shfl_sync(0xffffffffu, offset, line);
-                to[i] = Rows::at(line, term);
-#pragma unroll
-                for (int plane = 0; plane < kPlanes; ++plane) {
-                    const bool inside = of_line >= 0 && at[plane] >= 0;
-                    const char *value = inside ? from + of_line + at[plane] : from;
-                    if constexpr (kBytes == 2) {
-                        values[plane][i] = inside ? *reinterpret_cast<const uint16_t *>(value) : uint16_t(0);
-                    } else {
-                        copy_async<kBytes>(stage + plane * kPlaneBytes + to[i], value, inside);
-                    }
+                for (int i = 0; i < kLines; ++i) {
+                    const bool inside = exists(points, first + i * kTermsAtOnce, plane) && walk.inside();
+                    const char *from = inside ? input + offset + walk.offset() : input;
+                    take(plane, i, stage + plane * kPlaneBytes + staged_at(true, i, lane), from, inside);
+                    walk.advance();
                 }
             }
-            if constexpr (kBytes == 2) {
+        } else {
+            const int term = chunk * kDftTerms + lane;
+            const char *from[kPlanes];
+            bool inside[kPlanes];
 #pragma unroll
-                for (int i = 0; i < kBatch; ++i) {
+            for (int plane = 0; plane < kPlanes; ++plane) {
+                const Walk walk(plane == 0 ? term : points - term, 0, values_of(a), a.of.in_head, a.of.in_tail, stride);
+                inside[plane] = exists(points, term, plane) && walk.inside();
+                from[plane] = inside[plane] ? input + walk.offset() : input;
+            }
 #pragma unroll
-                    for (int plane = 0; plane < kPlanes; ++plane) {
-                        *reinterpret_cast<uint16_t *>(stage + plane * kPlaneBytes + to[i]) = values[plane][i];
-                    }
+            for (int i = 0; i < kLines; ++i) {
+                const int64_t of_line = __shfl_sync(0xffffffffu, offset, i);
+#pragma unroll
+                for (int plane = 0; plane < kPlanes; ++plane) {
+                    char *const to = stage + plane * kPlaneBytes + staged_at(false, i, lane);
+                    take(plane, i, to, from[plane] + of_line, inside[plane]);
                 }
             }
         }
     }
 
-    __device__ __forceinline__ void copy(const DenseArguments &a, char *stage, int chunk, int lane) const {
-        if (a.in_along_lines) {
-            constexpr int kTermsAtOnce = kLanes / kLines;
-            copy_steps<kLines>(
-                a, stage, [&](int) { return lane % kLines; }, [&](int i) { return i * kTermsAtOnce + lane / kLines; }, chunk);
-        } else {
-            copy_steps<kLines>(a, stage, [](int i) { return i; }, [&](int) { return lane; }, chunk);
+    __device__ __forceinline__ void finish(const DenseArguments &a, char *stage, int lane) const {
+        if constexpr (!kAsync) {
+#pragma unroll
+            for (int i = 0; i < kLines; ++i) {
+                const int at = staged_at(a.in_along_lines, i, lane);
+#pragma unroll
+                for (int plane = 0; plane < kPlanes; ++plane) {
+                    *reinterpret_cast<uint16_t *>(stage + plane * kPlaneBytes + at) = halves[plane][i];
+                }
+            }
         }
     }
 };
@@ -382,13 +408,15 @@ template <int KIND, bool HALVES> struct LineTarget {
     using Stored = std::conditional_t<HALVES, std::conditional_t<Side<KIND>::kComplexOut, __half2, __half>, Value>;
     static_assert(kPlanes * kLines * kPitch * sizeof(Value) <= kDftLineBytes, "the results of 32 columns fit in a stage");
 
-    int64_t offset; // of the line lane % kLines, or -1
+    int64_t offset; // of the line lane % kLines
     unsigned index; // i of that line (o, i)
+    int lines; // that exist
 
     __device__ __forceinline__ LineTarget(const DenseArguments &a, unsigned first_line, int lane) {
-        const unsigned line = first_line + lane % kLines;
-        offset = line < a.lines ? line_offset(a, line, a.of.out_outer, a.of.out_inner) : -1;
+        const unsigned line = min(first_line + lane % kLines, a.lines - 1);
+        offset = line_offset(a, line, a.of.out_outer, a.of.out_inner);
         index = line % a.inner;
+        lines = first_line < a.lines ? int(min(a.lines - first_line, unsigned(kLines))) : 0;
     }
 
     // Puts a fragment's sums to its place among 32 columns.
@@ -415,56 +443,60 @@ template <int KIND, bool HALVES> struct LineTarget {
         }
     }
 
-    // Offset in a line of the value in column k on a plane, or -1 if it is not stored. p is the value's number.
-    static __device__ __forceinline__ int64_t column_offset(const DenseArguments &a, int k, int end, int plane, int &p) {
-        const int points = a.of.points;
-        p = plane == 0 ? k : points - k;
-        if (k >= end || (plane == 0 ? 2 * k > points : k == 0 || 2 * k >= points)) return -1;
-        const int values = KIND == TURBOFNO_REAL_TO_COMPLEX ? points / 2 + 1 : points;
-        const int at = place(p, values, a.of.out_head, a.of.out_tail);
-        return at < 0 ? -1 : at * a.of.out_point;
+    // True if a plane has a result of column k.
+    static __device__ __forceinline__ bool exists(int points, int k, int end, int plane) {
+        return k < end && (plane == 0 ? 2 * k <= points : k > 0 && 2 * k < points);
     }
 
-    static __device__ __forceinline__ void store(const DenseArguments &a, Value value, int64_t at, unsigned index, int p) {
-        Stored *to = static_cast<Stored *>(a.of.out) + at;
-        if constexpr (Side<KIND>::kComplexOut) {
-            if (a.of.twiddle_points > 0) value = times(value, twiddle(a.of, index, p));
-            if constexpr (HALVES) {
-                *to = __floats2half2_rn(value.x, value.y);
-            } else {
-                *to = value;
-            }
-        } else if constexpr (HALVES) {
-            *to = __float2half_rn(value);
-        } else {
+    static __device__ __forceinline__ void store(Stored *to, Value value) {
+        if constexpr (!HALVES) {
             *to = value;
+        } else if constexpr (Side<KIND>::kComplexOut) {
+            *to = __floats2half2_rn(value.x, value.y);
+        } else {
+            *to = __float2half_rn(value);
         }
     }
 
     // Stores the columns first .. of a stage, as far as they are below `end`.
+    template <bool TWIDDLES>
     __device__ __forceinline__ void store_columns(const DenseArguments &a, const Value *stage, int first, int end,
                                                   int lane) const {
+        Stored *const out = static_cast<Stored *>(a.of.out);
+        const int points = a.of.points, values = KIND == TURBOFNO_REAL_TO_COMPLEX ? points / 2 + 1 : points;
 #pragma unroll
         for (int plane = 0; plane < kPlanes; ++plane) {
             const Value *from = stage + plane * kLines * kPitch;
+            const auto walk_from = [&](int k, int step) {
+                return Walk(plane == 0 ? k : points - k, plane == 0 ? step : -step, values, a.of.out_head, a.of.out_tail,
+                            a.of.out_point);
+            };
             if (a.out_along_lines) {
                 constexpr int kColumnsAtOnce = kLanes / kLines;
-                const int line = lane % kLines;
-#pragma unroll 2
+                const int line = lane % kLines, first_column = lane / kLines;
+                Walk walk = walk_from(first + first_column, kColumnsAtOnce);
+#pragma unroll 4
                 for (int i = 0; i < kLines; ++i) {
-                    const int column = i * kColumnsAtOnce + lane / kLines;
-                    int p;
-                    const int64_t at = column_offset(a, first + column, end, plane, p);
-                    if (offset >= 0 && at >= 0) store(a, from[line * kPitch + column], offset + at, index, p);
+                    const int column = i * kColumnsAtOnce + first_column;
+                    if (exists(points, first + column, end, plane) && walk.inside() && line < lines) {
+                        Value value = from[line * kPitch + column];
+                        if constexpr (TWIDDLES) value = times(value, twiddle(a.of, index, walk.p));
+                        store(out + offset + walk.offset(), value);
+                    }
+                    walk.advance();
                 }
             } else {
-                int p;
-                const int64_t at = column_offset(a, first + lane, end, plane, p);
-#pragma unroll 4
+                const Walk walk = walk_from(first + lane, 0);
+                const bool inside = exists(points, first + lane, end, plane) && walk.inside();
+                Stored *const to = inside ? out + walk.offset() : out;
+#pragma unroll(TWIDDLES ? 1 : kLines)
                 for (int line = 0; line < kLines; ++line) {
                     const int64_t of_line = __shfl_sync(0xffffffffu, offset, line);
-                    const unsigned index_of_line = __shfl_sync(0xffffffffu, index, line);
-                    if (of_line >= 0 && at >= 0) store(a, from[line * kPitch + lane], of_line + at, index_of_line, p);
+                    Value value = from[line * kPitch + lane];
+                    if constexpr (TWIDDLES) {
+                        value = times(value, twiddle(a.of, __shfl_sync(0xffffffffu, index, line), walk.p));
+                    }
+                    if (inside && line < lines) store(to + of_line, value);
                 }
             }
         }
@@ -483,7 +515,12 @@ template <int KIND, bool HALVES> struct LineTarget {
                 put(stage, sums[0][FIRST + j], sums[1][FIRST + j], a.of.scale, kDftColumns * j, lane);
             }
             __syncwarp();
-            store_columns(a, stage, first_column, min(end, first_column + kDftColumns * kNow), lane);
+            const int now_end = min(end, first_column + kDftColumns * kNow);
+            if (Side<KIND>::kComplexOut && a.of.twiddle_points > 0) {
+                store_columns<Side<KIND>::kComplexOut>(a, stage, first_column, now_end, lane);
+            } else {
+                store_columns<false>(a, stage, first_column, now_end, lane);
+            }
             store_from<FIRST + kNow>(a, stage, sums, first_column + kDftColumns * kNow, end, lane);
         }
     }
@@ -518,54 +555,54 @@ __global__ void __launch_bounds__(kWarpgroupThreads *dense_dft_warpgroups(FRAGME
         const int words = min(plan.group_fragments, plan.table_fragments - first_fragment) * kFragmentWords<P>;
         for (int i = threadIdx.x; i < words; i += blockDim.x) copy_async<16>(shared + stage * chunk_words + i, from + i, true);
     };
-    const auto first_line_of = [&](int64_t unit) {
+    const auto first_line_of = [&](int unit) {
         return unsigned(unit * kWarpgroupWarps + warp % kWarpgroupWarps) * Side<KIND>::kLines;
     };
-    const int64_t first_unit = int64_t(blockIdx.x) * plan.warpgroups, unit_stride = int64_t(gridDim.x) * plan.warpgroups;
+    const int first_unit = blockIdx.x * plan.warpgroups, unit_stride = gridDim.x * plan.warpgroups;
     // all warpgroups make as many turns; some units of the last one do not exist and have no lines
-    const int units = int(ceil_div(plan.units - first_unit, unit_stride)), turns = units * plan.chunks;
+    const int turns = ceil_div(plan.units - first_unit, unit_stride) * plan.chunks;
 
-    LineSource<KIND, kHalves> source;
-    int64_t next_unit = first_unit + warp / kWarpgroupWarps;
-    int next_chunk = 0, next_turn = 0, next_stage = 0;
-    const auto copy_next = [&] {
-        if (next_turn < turns) {
-            if (next_chunk == 0) source.enter(a, first_line_of(next_unit), lane);
-            if (!plan.resident) copy_table(next_chunk, next_stage);
-            source.copy(a, lines + next_stage * kDftLineBytes, next_chunk, lane);
-            if (++next_chunk == plan.chunks) {
-                next_chunk = 0;
-                next_unit += unit_stride;
-            }
-            ++next_turn;
-            if (++next_stage == plan.stages) next_stage = 0;
-        }
-        commit_copies();
-    };
     pdl_wait();
     if (plan.resident) {
         for (int chunk = 0; chunk < plan.chunks; ++chunk) copy_table(chunk, chunk);
     }
-    for (int i = 1; i < plan.stages; ++i) copy_next();
-
+    LineSource<KIND, kHalves> source;
     Sums<P, FRAGMENTS, TILES> sums;
     sums.clear();
-    int64_t unit = first_unit + warp / kWarpgroupWarps;
-    int chunk = 0, stage = 0;
+    int unit = first_unit + warp / kWarpgroupWarps, chunk = 0, stage = 0;
+    int next_unit = unit, next_chunk = 0, next_stage = 0; // of the next copy
 #pragma unroll 1
-    for (int turn = 0; turn < turns; ++turn) {
-        wait_for_stage(plan.stages);
-        if (!plan.resident || turn == 0) {
+    for (int turn = 1 - plan.stages; turn < turns; ++turn) { // the first ones only copy
+        if (turn >= 0) wait_for_stage(plan.stages);
+        if (turn == 0 || !plan.resident) {
             fence_proxy_async(); // wgmma reads the table
             __syncthreads();
         } else {
             __syncwarp();
         }
-        copy_next(); // into the stage that all have left
+        const bool copies = turn + plan.stages - 1 < turns;
+        char *const next = lines + next_stage * kDftLineBytes; // the stage that all have left
+        if (copies) {
+            if (next_chunk == 0) source.enter(a, first_line_of(next_unit), lane);
+            if (!plan.resident) copy_table(next_chunk, next_stage);
+            source.copy(a, next, next_chunk, lane);
+            if (++next_stage == plan.stages) next_stage = 0;
+            if (++next_chunk == plan.chunks) {
+                next_chunk = 0;
+                next_unit += unit_stride;
+            }
+        }
+        commit_copies();
+        if (turn < 0) {
+            if (copies) source.finish(a, next, lane);
+            continue;
+        }
+
         char *const staged = lines + stage * kDftLineBytes;
         ChunkOperands<P> operands;
         operands.template load<KIND, kHalves>(staged, chunk, a.of.points, lane);
         sums.add(operands, shared + (plan.resident ? chunk : stage) * chunk_words, lane);
+        if (copies) source.finish(a, next, lane);
         if (++stage == plan.stages) stage = 0;
         if (++chunk < plan.chunks) continue;
         chunk = 0;

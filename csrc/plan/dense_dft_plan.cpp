@@ -46,20 +46,20 @@ DenseDftPlan plan_dense_dft(const turbofno_fft &f) {
     p.groups = ceil_div(fragments, most);
     p.group_fragments = ceil_div(fragments, p.groups);
     p.chunks = ceil_div(terms, kDftTerms);
-    p.units = ceil_div(f.outer * f.inner * rows, int64_t(kDftRows));
+    p.units = int(ceil_div(f.outer * f.inner * rows, int64_t(kDftRows)));
     const DenseDftShape shape = *std::find_if(std::begin(kDenseDftShapes), std::end(kDenseDftShapes),
                                               [&](DenseDftShape s) { return s.fragments * s.tiles >= p.group_fragments; });
     p.fragments = shape.fragments;
     p.tiles = shape.tiles;
-    const int64_t blocks = std::max(1, f.multiprocessors / p.groups); // few units are spread over all multiprocessors
-    p.warpgroups = int(std::min<int64_t>(shape.warpgroups, ceil_div(p.units, blocks)));
+    const int blocks = std::max(1, f.multiprocessors / p.groups); // few units are spread over all multiprocessors
+    p.warpgroups = std::min(shape.warpgroups, ceil_div(p.units, blocks));
     const int planes = f.precision == TURBOFNO_FP32 ? 2 : 1;
     while (true) {
         set_shared_memory(p, planes * kDftPlaneBytes, f.shared_bytes);
         if (p.stages > 0 || p.warpgroups == 1) break;
         --p.warpgroups;
     }
-    p.blocks = std::min(blocks, ceil_div(p.units, int64_t(p.warpgroups)));
+    p.blocks = std::min(blocks, ceil_div(p.units, p.warpgroups));
     return p;
 }
 

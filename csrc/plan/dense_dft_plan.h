@@ -22,7 +22,7 @@ struct DenseDftPlan {
     bool resident; // the table of a group stays in shared memory, else its chunks come through the ring
     int stages; // of the ring; 0 if shared memory does not hold two
     int lines_at, shared_bytes;
-    int64_t units, blocks; // of 64 rows; of a group
+    int units, blocks; // of 64 rows; of a group
 };
 
 struct DenseDftShape {
