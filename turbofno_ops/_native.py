@@ -160,6 +160,17 @@ class Fft(ctypes.Structure):
     ]
 
 
+class Ntt(ctypes.Structure):
+    """turbofno_ntt"""
+
+    _fields_: ClassVar = [
+        ("lines", c_int64),
+        *[(name, c_int32) for name in ("points", "prime", "inverse", "negacyclic")],
+        *[(name, c_int32) for name in ("radix", "exchange", "multiprocessors", "shared_bytes")],
+        *[(name, c_void_p) for name in ("input", "factor", "out", "table", "workspace")],
+    ]
+
+
 LAUNCHES: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "tile_program": (Tile, TilePlan),
     "analyze_rows": (RowAnalysis,),
@@ -172,6 +183,7 @@ LAUNCHES: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "norm_affine": (Norm,),
     "mixed_radix_fft": (Fft,),
     "dense_dft": (Fft,),
+    "number_theoretic_transform": (Ntt,),
 }
 REFUSALS: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "tile_prepare": (Tile, TilePlan),
@@ -181,11 +193,13 @@ REFUSALS: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "spectral_unsupported": (Spectral,),
     "mixed_radix_fft_unsupported": (Fft,),
     "dense_dft_unsupported": (Fft,),
+    "ntt_unsupported": (Ntt,),
 }
 SIZES: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "analyze_rows_workspace_bytes": (RowAnalysis,),
     "operand_bytes": (Operand,),
     "moments_workspace_bytes": (Moments,),
+    "ntt_workspace_bytes": (Ntt,),
 }
 
 

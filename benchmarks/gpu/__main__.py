@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks.gpu [layers] [models] [heatmap] [imported] [drawn] [ladder]`; without
+"""The command line: `python -m benchmarks.gpu [layers] [models] [heatmap] [imported] [drawn] [ladder] [fft] [ntt]`; without
 names, all parts."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.timing import RESULTS
 
 Measure = Callable[[], Iterable[dict[str, object]]]
 
-PARTS = ("layers", "models", "heatmap", "imported", "drawn", "ladder")
+PARTS = ("layers", "models", "heatmap", "imported", "drawn", "ladder", "fft")
 _LADDER_SECONDS = 0.05
 """Most device time of a layer of the ladder, which has over a hundred."""
 
@@ -39,6 +39,11 @@ def _measured(part: str, bandwidth: float, arguments: argparse.Namespace) -> dic
 
         alike = {"seconds": seconds, "quick": arguments.quick}
         return {x.label: partial(imported.measure, x, bandwidth, **alike) for x in imported.CASES}
+    if part == "fft":
+        from benchmarks.gpu import fft
+
+        alike = {"seconds": seconds, "quick": arguments.quick}
+        return {x.label: partial(fft.measure, x, bandwidth, **alike) for x in fft.CASES}
     if part == "drawn":
         from benchmarks.gpu import drawn
 

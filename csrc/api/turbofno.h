@@ -269,6 +269,34 @@ typedef struct {
     const void *table;
 } turbofno_fft;
 
+typedef enum {
+    TURBOFNO_BABY_BEAR = 0, /* 15 * 2^27 + 1 */
+    TURBOFNO_GOLDILOCKS = 1 /* 2^64 - 2^32 + 1 */
+} turbofno_prime;
+
+typedef enum {
+    TURBOFNO_SHUFFLE = 0, /* lanes of a warp exchange values by shuffles, warps through shared memory */
+    TURBOFNO_SHARED_MEMORY = 1 /* all threads through shared memory */
+} turbofno_exchange;
+
+/* Number-theoretic transforms of lines modulo a prime: out[k] = sum over n of input[n] w^(n k), or its inverse. Values are
+ * residues below the prime in 64 bits. Others give others: nothing checks them. */
+typedef struct {
+    int64_t lines;
+    int32_t points; /* of a line, a power of two in 64 .. 65536 */
+    int32_t prime; /* turbofno_prime */
+    int32_t inverse; /* 1: the inverse, with the factor 1 / points */
+    int32_t negacyclic; /* 1: value n is multiplied by psi^n before the transform, or by psi^-n after the inverse */
+    int32_t radix; /* values of a thread: 2, 4, 8 or 16 */
+    int32_t exchange; /* turbofno_exchange */
+    int32_t multiprocessors; /* of the device */
+    int32_t shared_bytes; /* opt-in shared memory per block of the device */
+    const int64_t *input, *factor; /* [lines][points]; the input is multiplied by factor, unless that is null */
+    int64_t *out; /* [lines][points] */
+    const void *table; /* turbofno_ops/ntt/_tables.py, for inverse and negacyclic */
+    void *workspace; /* turbofno_ntt_workspace_bytes() */
+} turbofno_ntt;
+
 /* Fills in the plan of a tile program. Returns null, or the reason why the shape is not supported. Reads none of the
  * tile's pointers; needs no GPU. */
 const char *turbofno_tile_prepare(const turbofno_tile *tile, turbofno_tile_plan *plan);
@@ -280,11 +308,13 @@ const char *turbofno_product_unsupported(const turbofno_product *product);
 const char *turbofno_spectral_unsupported(const turbofno_spectral *spectral);
 const char *turbofno_mixed_radix_fft_unsupported(const turbofno_fft *fft);
 const char *turbofno_dense_dft_unsupported(const turbofno_fft *fft);
+const char *turbofno_ntt_unsupported(const turbofno_ntt *transform);
 
 /* Return the bytes of a result or workspace for this shape. Read no pointer; need no GPU. */
 size_t turbofno_analyze_rows_workspace_bytes(const turbofno_row_analysis *analysis);
 size_t turbofno_operand_bytes(const turbofno_operand *operand);
 size_t turbofno_moments_workspace_bytes(const turbofno_moments *moments);
+size_t turbofno_ntt_workspace_bytes(const turbofno_ntt *transform);
 
 /* `plan` comes from turbofno_tile_prepare, for a tile that differs from this one in its pointers at most. */
 turbofno_status turbofno_tile_program(const turbofno_tile *tile, const turbofno_tile_plan *plan, struct CUstream_st *stream);
@@ -298,6 +328,7 @@ turbofno_status turbofno_field_moments(const turbofno_moments *moments, struct C
 turbofno_status turbofno_norm_affine(const turbofno_norm *norm, struct CUstream_st *stream);
 turbofno_status turbofno_mixed_radix_fft(const turbofno_fft *fft, struct CUstream_st *stream);
 turbofno_status turbofno_dense_dft(const turbofno_fft *fft, struct CUstream_st *stream);
+turbofno_status turbofno_number_theoretic_transform(const turbofno_ntt *transform, struct CUstream_st *stream);
 
 /* Returns null, or the reason why the library holds no code for the current device. */
 const char *turbofno_device_unsupported(void);

@@ -47,10 +47,10 @@ __device__ __forceinline__ void wgmma_commit() {
 #endif
 }
 
-// Waits for all committed products.
-template <int FRAGMENTS> __device__ __forceinline__ void wgmma_wait(float (&d)[FRAGMENTS][4]) {
+// Waits for all committed products but those of the last PENDING commits. `d` is the result of one that has ended.
+template <int PENDING, int FRAGMENTS> __device__ __forceinline__ void wgmma_wait_but(float (&d)[FRAGMENTS][4]) {
 #ifdef TURBOFNO_WGMMA_ENABLED
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 #endif
 #pragma unroll
     for (auto &fragment : d) { // keeps the compiler from reading d before the wait
@@ -58,6 +58,9 @@ template <int FRAGMENTS> __device__ __forceinline__ void wgmma_wait(float (&d)[F
         for (float &v : fragment) asm volatile("" : "+f"(v)::"memory");
     }
 }
+
+// Waits for all committed products.
+template <int FRAGMENTS> __device__ __forceinline__ void wgmma_wait(float (&d)[FRAGMENTS][4]) { wgmma_wait_but<0>(d); }
 
 template <int FRAGMENTS> __device__ __forceinline__ void wgmma_commit_and_wait(float (&d)[FRAGMENTS][4]) {
     wgmma_commit();
@@ -67,14 +70,18 @@ template <int FRAGMENTS> __device__ __forceinline__ void wgmma_commit_and_wait(f
 #define TURBOFNO_SUM(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
 #define TURBOFNO_SUMS_2 TURBOFNO_SUM(0), TURBOFNO_SUM(1)
 #define TURBOFNO_SUMS_4 TURBOFNO_SUMS_2, TURBOFNO_SUM(2), TURBOFNO_SUM(3)
-#define TURBOFNO_SUMS_6 TURBOFNO_SUMS_4, TURBOFNO_SUM(4), TURBOFNO_SUM(5)
-#define TURBOFNO_SUMS_8 TURBOFNO_SUMS_6, TURBOFNO_SUM(6), TURBOFNO_SUM(7)
+#define TURBOFNO_SUMS_5 TURBOFNO_SUMS_4, TURBOFNO_SUM(4)
+#define TURBOFNO_SUMS_6 TURBOFNO_SUMS_5, TURBOFNO_SUM(5)
+#define TURBOFNO_SUMS_7 TURBOFNO_SUMS_6, TURBOFNO_SUM(6)
+#define TURBOFNO_SUMS_8 TURBOFNO_SUMS_7, TURBOFNO_SUM(7)
 #define TURBOFNO_SUMS_12 TURBOFNO_SUMS_8, TURBOFNO_SUM(8), TURBOFNO_SUM(9), TURBOFNO_SUM(10), TURBOFNO_SUM(11)
 #define TURBOFNO_SUMS_16 TURBOFNO_SUMS_12, TURBOFNO_SUM(12), TURBOFNO_SUM(13), TURBOFNO_SUM(14), TURBOFNO_SUM(15)
 #define TURBOFNO_OPERANDS_2 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define TURBOFNO_OPERANDS_4 TURBOFNO_OPERANDS_2 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define TURBOFNO_OPERANDS_6 TURBOFNO_OPERANDS_4 ", %16, %17, %18, %19, %20, %21, %22, %23"
-#define TURBOFNO_OPERANDS_8 TURBOFNO_OPERANDS_6 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define TURBOFNO_OPERANDS_5 TURBOFNO_OPERANDS_4 ", %16, %17, %18, %19"
+#define TURBOFNO_OPERANDS_6 TURBOFNO_OPERANDS_5 ", %20, %21, %22, %23"
+#define TURBOFNO_OPERANDS_7 TURBOFNO_OPERANDS_6 ", %24, %25, %26, %27"
+#define TURBOFNO_OPERANDS_8 TURBOFNO_OPERANDS_7 ", %28, %29, %30, %31"
 #define TURBOFNO_OPERANDS_12                                                                                           \
     TURBOFNO_OPERANDS_8 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define TURBOFNO_OPERANDS_16                                                                                           \
@@ -96,8 +103,12 @@ template <int FRAGMENTS> __device__ __forceinline__ void wgmma_commit_and_wait(f
         TURBOFNO_WGMMA_OF_REGISTERS(2, "16", TYPE, "{%8, %9, %10, %11}", "%12", "%13");                                \
     } else if constexpr (FRAGMENTS == 4) {                                                                             \
         TURBOFNO_WGMMA_OF_REGISTERS(4, "32", TYPE, "{%16, %17, %18, %19}", "%20", "%21");                              \
+    } else if constexpr (FRAGMENTS == 5) {                                                                             \
+        TURBOFNO_WGMMA_OF_REGISTERS(5, "40", TYPE, "{%20, %21, %22, %23}", "%24", "%25");                              \
     } else if constexpr (FRAGMENTS == 6) {                                                                             \
         TURBOFNO_WGMMA_OF_REGISTERS(6, "48", TYPE, "{%24, %25, %26, %27}", "%28", "%29");                              \
+    } else if constexpr (FRAGMENTS == 7) {                                                                             \
+        TURBOFNO_WGMMA_OF_REGISTERS(7, "56", TYPE, "{%28, %29, %30, %31}", "%32", "%33");                              \
     } else if constexpr (FRAGMENTS == 8) {                                                                             \
         TURBOFNO_WGMMA_OF_REGISTERS(8, "64", TYPE, "{%32, %33, %34, %35}", "%36", "%37");                              \
     } else if constexpr (FRAGMENTS == 12) {                                                                            \
@@ -112,7 +123,7 @@ template <int FRAGMENTS> __device__ __forceinline__ void wgmma_commit_and_wait(f
 template <typename P, int FRAGMENTS>
 __device__ __forceinline__ void wgmma(float (&d)[FRAGMENTS][4], const uint32_t (&a)[4], unsigned b, bool add,
                                       int group_words = kMatrixWords) {
-    static_assert(FRAGMENTS % 2 == 0 && (FRAGMENTS <= 8 || FRAGMENTS == 12 || FRAGMENTS == 16));
+    static_assert(FRAGMENTS == 2 || (FRAGMENTS >= 4 && FRAGMENTS <= 8) || FRAGMENTS == 12 || FRAGMENTS == 16);
 #ifdef TURBOFNO_WGMMA_ENABLED
     if constexpr (P::kScaled) {
         TURBOFNO_WGMMA_REGISTERS("f16")
@@ -142,13 +153,17 @@ __device__ __forceinline__ void wgmma(float (&d)[kWgmmaColumns][4], unsigned a, 
 #undef TURBOFNO_OPERANDS_16
 #undef TURBOFNO_OPERANDS_12
 #undef TURBOFNO_OPERANDS_8
+#undef TURBOFNO_OPERANDS_7
 #undef TURBOFNO_OPERANDS_6
+#undef TURBOFNO_OPERANDS_5
 #undef TURBOFNO_OPERANDS_4
 #undef TURBOFNO_OPERANDS_2
 #undef TURBOFNO_SUMS_16
 #undef TURBOFNO_SUMS_12
 #undef TURBOFNO_SUMS_8
+#undef TURBOFNO_SUMS_7
 #undef TURBOFNO_SUMS_6
+#undef TURBOFNO_SUMS_5
 #undef TURBOFNO_SUMS_4
 #undef TURBOFNO_SUMS_2
 #undef TURBOFNO_SUM

@@ -33,6 +33,7 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "moments": _native.Moments,
     "norm": _native.Norm,
     "fft": _native.Fft,
+    "ntt": _native.Ntt,
 }
 TYPES: dict[str, Any] = {
     "int32_t": c_int32,

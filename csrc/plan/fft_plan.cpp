@@ -1,0 +1,215 @@
+#include "fft_plan.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+namespace turbofno {
+namespace {
+
+constexpr int kRegisterRadices[] = {2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15, 16, 17};
+constexpr int64_t kMaxLines = (int64_t(1) << 31) - 1;
+constexpr int kThreads = 256; // of a block, where radices are not fixed
+constexpr int kBlockValues = 4096; // complex values of a block that are enough to hide latency
+constexpr int kMaxFftSharedBytes = 72 * 1024; // three blocks on a multiprocessor
+
+// The fewest stages; of these the smallest largest radix, then the smallest sum of radices. Largest radix first.
+struct Stages {
+    int count, radix[kMaxFftStages];
+
+    int largest() const { return radix[0]; }
+    int sum() const {
+        int sum = 0;
+        for (int i = 0; i < count; ++i) sum += radix[i];
+        return sum;
+    }
+    bool better_than(const Stages &other) const {
+        if (other.count == 0 || count != other.count) return other.count == 0 || count < other.count;
+        if (largest() != other.largest()) return largest() < other.largest();
+        return sum() < other.sum();
+    }
+};
+
+void search(int size, Stages &taken, Stages &best) {
+    if (size == 1) {
+        if (taken.count > 0 && taken.better_than(best)) best = taken;
+        return;
+    }
+    if (taken.count == kMaxFftStages || (best.count > 0 && taken.count == best.count)) return;
+    for (const int radix : kRegisterRadices) {
+        if (size % radix != 0 || (taken.count > 0 && radix > taken.radix[taken.count - 1])) continue;
+        taken.radix[taken.count++] = radix;
+        search(size / radix, taken, best);
+        --taken.count;
+    }
+}
+
+Stages stages_of(int size) {
+    if (size == 1) return {1, {1}};
+    Stages taken{}, best{};
+    search(size, taken, best);
+    return best;
+}
+
+int complex_size(const turbofno_fft &fft) {
+    return fft.kind != TURBOFNO_COMPLEX && fft.points % 2 == 0 ? fft.points / 2 : fft.points;
+}
+
+// Values of a line of the input (side 0) or the result (side 1).
+int length(const turbofno_fft &fft, int side) {
+    const bool half = fft.kind == (side == 0 ? TURBOFNO_COMPLEX_TO_REAL : TURBOFNO_REAL_TO_COMPLEX);
+    return half ? fft.points / 2 + 1 : fft.points;
+}
+
+// Threads next to each other would have runs of `run` values, of 8 bytes or, in half precision, 4.
+bool whole_sectors(int run, int value_bytes) { return run * value_bytes >= 128 || run * value_bytes % 32 == 0; }
+
+FftSide side_of(const turbofno_fft &fft, const FftPlan &p, int side) {
+    const int head = side == 0 ? fft.in_head : fft.out_head, tail = side == 0 ? fft.in_tail : fft.out_tail;
+    FftSide s{};
+    s.outer = side == 0 ? fft.in_outer : fft.out_outer;
+    s.inner = side == 0 ? fft.in_inner : fft.out_inner;
+    s.point = side == 0 ? fft.in_point : fft.out_point;
+    s.head = head;
+    s.gap = length(fft, side) - head - tail;
+    s.lines_first = fft.inner > 1 && std::abs(s.point) > std::abs(s.inner);
+    const bool real = fft.kind == (side == 0 ? TURBOFNO_REAL_TO_COMPLEX : TURBOFNO_COMPLEX_TO_REAL);
+    bool complex = fft.kind == TURBOFNO_COMPLEX;
+    if (p.paired) {
+        s.access = real ? kFftTwoLines : kFftTwoHalves;
+    } else if (!complex && !real) {
+        s.access = kFftHalf;
+    } else if (real) {
+        s.access = kFftNeighbours;
+        complex = s.point == 1 && s.outer % 2 == 0 && s.inner % 2 == 0 && head % 2 == 0 && tail % 2 == 0;
+        if (complex) { // pairs are aligned
+            s.outer /= 2;
+            s.inner /= 2;
+            s.head /= 2;
+            s.gap /= 2;
+        }
+    }
+    if (complex) {
+        const int radix = p.radix[side == 0 ? 0 : p.stages - 1];
+        const int value_bytes = fft.precision == TURBOFNO_FP16 ? 4 : 8;
+        s.access = s.lines_first || whole_sectors(p.size / radix, value_bytes) ? kFftDirect : kFftComplex;
+    }
+    return s;
+}
+
+// Padded so that 16 neighbouring threads are in different banks if `together` of them have neighbouring lines.
+int line_pitch_of(int values, int together) {
+    const int wanted = 16 / std::min(together, 16);
+    return round_up(values - wanted, 16) + wanted;
+}
+
+int power_of_two_below(int n) {
+    int power = 1;
+    while (2 * power <= n) power *= 2;
+    return power;
+}
+
+} // namespace
+
+Quotient quotient(unsigned by) {
+    unsigned shift = 0;
+    while ((uint64_t(1) << shift) < by) ++shift;
+    return {by, unsigned(((uint64_t(1) << (31 + shift)) + by - 1) / by), shift};
+}
+
+FftPlan plan(const turbofno_fft &given) {
+    turbofno_fft fft = given;
+    const int64_t all = fft.outer * fft.inner;
+    const auto joined = [&](int64_t outer, int64_t inner) { return outer == inner * fft.inner; };
+    if (fft.inner == 1) fft.twiddle_points = 0; // all are 1
+    const bool outer_nearer = fft.outer > 1 && std::abs(fft.in_outer) < std::abs(fft.in_inner);
+    if (fft.twiddle_points == 0 && (fft.inner == 1 || outer_nearer)) {
+        std::swap(fft.inner, fft.outer);
+        std::swap(fft.in_inner, fft.in_outer);
+        std::swap(fft.out_inner, fft.out_outer);
+    }
+    if (fft.outer > 1 && fft.twiddle_points == 0 && joined(fft.in_outer, fft.in_inner) &&
+        joined(fft.out_outer, fft.out_inner)) {
+        fft.inner = all;
+        fft.outer = 1;
+    }
+    if (fft.outer == 1) fft.in_outer = fft.out_outer = 0;
+
+    FftPlan p{};
+    p.size = complex_size(fft);
+    p.twiddle_points = fft.twiddle_points;
+    p.paired = fft.kind != TURBOFNO_COMPLEX && fft.points % 2 == 1;
+    p.given = all;
+    p.total = p.paired ? ceil_div(all, int64_t(2)) : all;
+    const FftRadices list = fixed_radices(p.size);
+    p.fixed = list.radix[0] != 0;
+    if (p.fixed) {
+        for (const int radix : list.radix) {
+            if (radix != 0) p.radix[p.stages++] = radix;
+        }
+    } else {
+        const Stages found = stages_of(p.size);
+        p.stages = found.count;
+        std::copy(found.radix, found.radix + found.count, p.radix);
+    }
+    for (int i = 0; i < p.stages; ++i) {
+        p.pitch[i] = fft_pitch(p.radix, p.stages, i);
+        p.by_radix[i] = quotient(unsigned(p.radix[i]));
+        p.by_butterflies[i] = quotient(unsigned(p.size / p.radix[i]));
+    }
+    for (int i = p.stages - 1, after = 1; i >= 0; after *= p.radix[i--]) p.by_after[i] = quotient(unsigned(after));
+    p.by_size = quotient(unsigned(p.size));
+    p.by_half = quotient(unsigned(ceil_div(p.size, 2)));
+    p.by_inner = quotient(unsigned(fft.inner));
+    p.in = side_of(fft, p, 0);
+    p.out = side_of(fft, p, 1);
+
+    const int values = p.pitch[0] * p.radix[0];
+    const bool lines_first = p.in.lines_first || p.out.lines_first;
+    const int value_bytes = (fft.precision == TURBOFNO_FP16 ? 2 : 4) * (fft.kind == TURBOFNO_COMPLEX ? 2 : 1);
+    const int sector_lines = lines_first ? 64 / value_bytes : 1; // lines that fill two sectors of 32 bytes
+    if (p.fixed) {
+        const int line_threads = p.size / p.radix[0];
+        p.lines = std::max(1, kThreads / line_threads);
+        while (p.lines < sector_lines && 2 * p.lines * line_threads <= kMaxFftThreads / 2) p.lines *= 2;
+        while (2 * p.lines < sector_lines && 2 * p.lines * line_threads <= kMaxFftThreads) p.lines *= 2;
+    } else {
+        p.lines = std::max(1, std::min(kBlockValues, kThreads * p.radix[0]) / p.size);
+        if (lines_first) p.lines = power_of_two_below(std::max(p.lines, sector_lines));
+    }
+    const auto shared_bytes = [&] { // float2, and the word of the search for values that are not finite
+        p.line_pitch = line_pitch_of(values, lines_first ? power_of_two_below(p.lines) : 16);
+        return 8 * p.lines * p.line_pitch + 16;
+    };
+    const int limit = lines_first ? std::min(given.shared_bytes, 2 * kMaxFftSharedBytes) : kMaxFftSharedBytes;
+    while (p.lines > 1 && shared_bytes() > limit) p.lines = lines_first ? p.lines / 2 : p.lines - 1;
+    p.shared_bytes = shared_bytes();
+    p.threads = p.fixed ? p.lines * (p.size / p.radix[0]) : kThreads;
+    p.by_lines = quotient(unsigned(p.lines));
+    p.blocks = ceil_div(p.total, int64_t(p.lines));
+    return p;
+}
+
+} // namespace turbofno
+
+extern "C" const char *turbofno_mixed_radix_fft_unsupported(const turbofno_fft *fft) {
+    using namespace turbofno;
+    if (fft->kind < TURBOFNO_COMPLEX || fft->kind > TURBOFNO_COMPLEX_TO_REAL) return "unknown kind of transform";
+    if (fft->precision != TURBOFNO_FP32 && fft->precision != TURBOFNO_FP16) return "values are neither float32 nor float16";
+    if (fft->points < 2) return "a line has fewer than 2 points";
+    const int size = complex_size(*fft);
+    if (size > kMaxFftSize) return "a line is longer than 8192 complex values, of real ones 16384";
+    if (stages_of(size).count == 0) return "the size has a prime factor above 17";
+    if (fft->outer < 1 || fft->inner < 1 || fft->outer > kMaxLines / fft->inner) return "the lines are not in 1 .. 2^31 - 1";
+    for (int side = 0; side < 2; ++side) {
+        const int head = side == 0 ? fft->in_head : fft->out_head, tail = side == 0 ? fft->in_tail : fft->out_tail;
+        if (head < 0 || tail < 0 || head + tail < 1 || head + tail > length(*fft, side)) {
+            return "the values given or kept are not in 1 .. the length of a line";
+        }
+    }
+    if (fft->twiddle_points < 0) return "the points of the twiddles are negative";
+    if (fft->twiddle_points > 0 && fft->kind != TURBOFNO_COMPLEX) return "only complex transforms take twiddles";
+    const FftPlan p = plan(*fft);
+    if (p.shared_bytes > fft->shared_bytes) return "a line does not fit in shared memory";
+    return nullptr;
+}

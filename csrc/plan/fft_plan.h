@@ -1,0 +1,91 @@
+// Stages and block layout of mixed_radix_fft. Host code only.
+#pragma once
+
+#include "../api/turbofno.h"
+#include "ceil_div.h"
+
+namespace turbofno {
+
+constexpr int kMaxRadix = 17, kMaxFftStages = 5;
+constexpr int kMaxFftSize = 8192; // complex values of a line
+constexpr int kMaxFftThreads = 1024; // of a block
+
+// Division by a constant of numbers below 2^31.
+struct Quotient {
+    unsigned by, magic, shift; // magic is 2^(31 + shift) / by, rounded up
+
+    TURBOFNO_HOST_DEVICE unsigned operator()(unsigned n) const {
+        return unsigned((uint64_t(2 * n) * magic) >> 32) >> shift;
+    }
+};
+
+Quotient quotient(unsigned by);
+
+// How values pass between an array and the complex values of the transform.
+enum FftAccess {
+    kFftDirect, // complex values between global memory and the registers of the first or last stage
+    // all others pass through shared memory in another order
+    kFftComplex,
+    kFftNeighbours, // real values 2p and 2p + 1 as one complex value
+    kFftHalf, // complex side of a real transform of even size
+    kFftTwoLines, // one value of two real lines as one complex value
+    kFftTwoHalves // complex side of these
+};
+
+struct FftSide {
+    int64_t outer, inner, point; // strides in values, or in pairs of real values where these are accessed as complex ones
+    int head, gap; // values before and in the part that is not stored
+    int access; // FftAccess
+    bool lines_first; // neighbouring threads have neighbouring lines, not points
+};
+
+// A line of `size` complex values has digits d[0], d[1], .. of the radices; value p = sum of d[i] radix[i + 1] radix[i + 2] ..
+// Stage i transforms digit i in place. Value p is in shared memory at the sum of d[i] pitch[i].
+struct FftPlan {
+    int size; // complex values of a transform: points, or half as many for real transforms of even size
+    int stages;
+    int radix[kMaxFftStages], pitch[kMaxFftStages];
+    Quotient by_radix[kMaxFftStages], by_butterflies[kMaxFftStages]; // butterflies of a line: size / radix
+    Quotient by_after[kMaxFftStages]; // combinations of the later digits
+    Quotient by_size, by_half; // by_half: pairs of kFftHalf and kFftTwoHalves, (size + 1) / 2
+    FftSide in, out;
+    int64_t twiddle_points; // turbofno_fft.twiddle_points, or 0 where they are all 1
+    int64_t given; // lines of the arrays
+    int64_t total; // complex lines
+    Quotient by_inner, by_lines;
+    int lines, line_pitch; // of a block; complex numbers in shared memory from one to the next
+    int threads, shared_bytes;
+    int64_t blocks;
+    bool fixed; // threads = lines * size / radix[0], in a kernel for these radices
+    bool paired; // two real lines are one complex line
+};
+
+// Radices of the kernels that are compiled for one list of them, by the transform's size; zeros: none.
+struct FftRadices {
+    int radix[3];
+};
+constexpr FftRadices fixed_radices(int size) {
+    switch (size) {
+    case 32: return {{8, 4, 0}};
+    case 64: return {{8, 8, 0}};
+    case 128: return {{16, 8, 0}};
+    case 256: return {{16, 16, 0}};
+    case 512: return {{8, 8, 8}};
+    case 1024: return {{16, 8, 8}};
+    case 2048: return {{16, 16, 8}};
+    case 4096: return {{16, 16, 16}};
+    default: return {{0, 0, 0}};
+    }
+}
+
+// Distance in shared memory of neighbouring values of digit i. Odd distances of the first digits keep the last stage free
+// of bank conflicts; the last digits are together where the first stage writes them.
+TURBOFNO_HOST_DEVICE constexpr int fft_pitch(const int *radix, int stages, int digit) {
+    int pitch = 1;
+    for (int i = stages - 1; i > digit; --i) pitch = (pitch * radix[i]) | 1;
+    return pitch;
+}
+
+FftPlan plan(const turbofno_fft &fft);
+
+} // namespace turbofno

@@ -1,0 +1,147 @@
+"""Compile the kernels' own sources for a CPU (tests/csrc/cuda_on_cpu), to test them without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+import tempfile
+from ctypes import c_char_p, c_int, c_size_t, c_void_p
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from turbofno_ops import _native
+
+ROOT = Path(__file__).parents[2]
+EMULATION = ROOT / "tests" / "csrc" / "cuda_on_cpu"
+CSRC = ROOT / "csrc"
+FLAGS = (
+    "-std=c++17", "-O1", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-unused-function",
+    "-Wno-psabi", "-ffp-contract=off", "-shared", "-fPIC",
+)  # fmt: skip
+_ASM = re.compile(r"\basm\s*(?:volatile)?\s*\(")
+_DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?([\w:]+(?: \w+)*) (\w+)\[\];")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+
+
+@cache
+def compile_kernels(*sources: str) -> ctypes.CDLL:
+    """Compile kernels so that their launches run on the CPU, on host pointers and with stream None.
+
+    The launch check (csrc/kernels/launch.cpp) is added. Launches are as turbofno_ops._native declares them and return its
+    status; turbofno_last_cuda_error() has the words of a failed one.
+
+    Args:
+        sources: Names in csrc, say "kernels/norms.cu" and "plan/spectral_plan.cpp"; or absolute paths.
+
+    Returns:
+        The library, with the types of those functions declared that it has.
+
+    Example:
+        >>> library = compile_kernels("kernels/norms.cu")  # doctest: +SKIP
+        >>> library.turbofno_norm_affine(norm, None)  # doctest: +SKIP
+        0
+    """
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no C++ compiler (g++)")
+    folder = Path(tempfile.mkdtemp(prefix="cuda_on_cpu_"))
+    try:
+        return _declared(_compiled(compiler, folder, sources))
+    finally:
+        shutil.rmtree(folder)
+
+
+def _compiled(compiler: str, folder: Path, sources: tuple[str, ...]) -> ctypes.CDLL:
+    for name in ("kernels", "plan", "api"):
+        (folder / name).mkdir()
+        for path in (CSRC / name).iterdir():
+            (folder / name / path.name).write_text(as_cpp(path.read_text()))
+    paths = []
+    for source in (*sources, "kernels/launch.cpp"):
+        path = folder / source  # an absolute name stays as it is
+        if Path(source).is_absolute():
+            path = folder / "kernels" / Path(source).name
+            path.write_text(as_cpp(Path(source).read_text()))
+        paths.append(path)
+    units = [*paths, EMULATION / "runtime.cpp", EMULATION / "ptx.cpp"]
+    library = folder / "kernels.so"
+    # nvcc includes cuda_runtime.h by itself, too
+    headers = ["-I", EMULATION, "-include", "cuda_runtime.h"]
+    command = [compiler, *FLAGS, *headers, "-x", "c++", *units, "-o", library]
+    built = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr[:8000]
+    return ctypes.CDLL(str(library))
+
+
+def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
+    for name, structures in _native.LAUNCHES.items():
+        if hasattr(library, f"turbofno_{name}"):
+            function = getattr(library, f"turbofno_{name}")
+            function.argtypes = [*map(ctypes.POINTER, structures), c_void_p]
+            function.restype = c_int
+    for functions, result in ((_native.REFUSALS, c_char_p), (_native.SIZES, c_size_t)):
+        present = {n: s for n, s in functions.items() if hasattr(library, f"turbofno_{n}")}
+        _native.declare_host(library, present, result)
+    library.turbofno_last_cuda_error.restype = c_char_p
+    return library
+
+
+def as_cpp(source: str) -> str:
+    """Return C++: inline PTX calls the emulation's execute(), dynamic shared memory is a pointer.
+
+    Example:
+        >>> as_cpp('asm volatile("bar.sync %0;" ::"r"(index) : "memory");')
+        '::cuda_on_cpu::execute("bar.sync %0;", {::cuda_on_cpu::input(index)});'
+    """
+    source = _DYNAMIC.sub(r"auto *\2 = static_cast<\1 *>(::cuda_on_cpu::dynamic_shared());", source)
+    parts, at = [], 0
+    while found := _ASM.search(source, at):
+        parts.append(source[at : found.start()])
+        end = _end(source, found.end())
+        written = source[found.start() : end + 1]
+        # a macro's operands are unknown here; such instructions need a GPU that the emulation is not
+        parts.append(written if "__VA_ARGS__" in written else _call(source[found.end() : end]))
+        at = end + 1
+    return "".join([*parts, source[at:]])
+
+
+def _pieces(text: str, separator: str) -> list[str]:
+    """Split at a separator outside strings and brackets."""
+    pieces, depth, start, at = [], 0, 0, 0
+    while at < len(text):
+        if string := _STRING.match(text, at):
+            at = string.end()
+            continue
+        depth += (text[at] in "([{") - (text[at] in ")]}")
+        if depth == 0 and text[at] == separator:
+            pieces.append(text[start:at])
+            start = at + 1
+        at += 1
+    return [*pieces, text[start:]]
+
+
+def _end(text: str, at: int) -> int:
+    """Return the place of the bracket that closes the one before `at`."""
+    depth = 1
+    while True:
+        if string := _STRING.match(text, at):
+            at = string.end()
+            continue
+        depth += (text[at] in "([{") - (text[at] in ")]}")
+        if depth == 0:
+            return at
+        at += 1
+
+
+def _call(asm: str) -> str:
+    instruction, *lists = _pieces(asm, ":")
+    operands = []
+    for kind, operand_list in zip(("output", "input"), lists, strict=False):
+        for operand in filter(str.strip, _pieces(operand_list, ",")):
+            expression = operand[operand.index('"', operand.index('"') + 1) + 1 :].strip()
+            operands.append(f"::cuda_on_cpu::{kind}{expression}")
+    return f"::cuda_on_cpu::execute({instruction.strip()}, {{{', '.join(operands)}}})"

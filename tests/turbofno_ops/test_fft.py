@@ -1,0 +1,505 @@
+"""`turbofno_ops.fft` against numpy in float64: through torch.fft, and as launches that numpy interprets."""
+
+from __future__ import annotations
+
+import doctest
+import itertools
+import logging
+import math
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.thorough import tried
+from tests.turbofno_ops import fft_contract
+from tests.turbofno_ops.cuda_on_cpu import compile_kernels
+from tests.turbofno_ops.random_transform import Case, relative_error
+from turbofno_ops import _gemm, _native
+from turbofno_ops import fft as ours
+from turbofno_ops.fft import _choice, _functions, _kernels, _library, _plan
+from turbofno_ops.fft._transform import KINDS, Transform
+
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning")
+
+
+def small(rng: random.Random) -> int:
+    return rng.choice([1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 19])
+
+
+@pytest.mark.parametrize("draw", range(tried(100, 2000)))
+def test_drawn_transforms_equal_numpy(draw: int) -> None:
+    case = Case(random.Random(torch.initial_seed() + draw), sizes=small)
+    for dtype, limit in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+        x = case.x.to(dtype.to_complex() if case.x.is_complex() else dtype)
+        found = case.call(x)
+        assert found.dtype.to_real() == dtype
+        assert relative_error(found, case.expected(x)) < limit, case
+
+
+@pytest.mark.parametrize("draw", range(tried(16, 300)))
+def test_gradients_are_those_of_finite_differences(draw: int) -> None:
+    rng = random.Random(torch.initial_seed() + draw)
+    case = Case(rng, sizes=lambda rng: rng.choice([1, 2, 3, 4, 5, 6]))
+    x = case.x.detach().clone().requires_grad_()
+    assert torch.autograd.gradcheck(case.call, (x,), fast_mode=True), case
+    assert torch.autograd.gradgradcheck(case.call, (x,), fast_mode=True), case
+
+
+@pytest.mark.parametrize("name", ours.NAMES)
+def test_gradients_equal_those_of_torch(name: str) -> None:
+    dtype = torch.float64 if name.startswith("r") else torch.complex128
+    x = torch.randn(2, 6, 5, dtype=dtype, requires_grad=True)
+    found, expected = getattr(ours, name)(x), getattr(torch.fft, name)(x)
+    torch.testing.assert_close(found, expected)
+    towards = torch.randn_like(expected)
+    (wanted,) = torch.autograd.grad(expected, x, towards)
+    torch.testing.assert_close(torch.autograd.grad(found, x, towards)[0], wanted)
+
+
+def test_real_input_of_a_complex_transform_is_converted() -> None:
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(ours.fft(x), torch.fft.fft(x))
+    torch.testing.assert_close(ours.irfft(x), torch.fft.irfft(x))
+
+
+def test_a_conjugate_view_is_read_as_such() -> None:
+    x = torch.randn(3, 8, dtype=torch.complex64).conj()
+    torch.testing.assert_close(ours.fft(x), torch.fft.fft(x))
+    assert torch.equal(ours.fft(x.resolve_conj()), ours.fft(x))
+
+
+@pytest.mark.parametrize("points", [8, 9])
+def test_half_precision_is_that_of_rounded_float32(points: int) -> None:
+    x = torch.randn(4, points).half()
+    found = ours.rfft(x, precision="fp16")
+    assert found.dtype == torch.complex32
+    rounded = torch.fft.rfft(x.float()).to(torch.complex32)
+    assert torch.equal(torch.view_as_real(found), torch.view_as_real(rounded))
+    back = ours.irfft(found, n=points, precision="fp16")
+    assert back.dtype == torch.float16
+    torch.testing.assert_close(back, x, atol=4e-3, rtol=4e-3)
+
+
+def test_ops_pass_opcheck() -> None:
+    op = torch.ops.turbofno.fourier_transform.default
+    x = torch.randn(2, 6, 5, requires_grad=True)
+    last = ([2, 1], [5, 6], [0, 0], [5, 4], [0, 0])
+    torch.library.opcheck(op, (x, KINDS[1], False, *last, "root", "auto"))
+    half = torch.randn(2, 6, 3, dtype=torch.complex64, requires_grad=True)
+    some = ("test_schema", "test_faketensor")
+    torch.library.opcheck(
+        op,
+        (half, KINDS[2], True, [1, 2], [9, 5], [3, 0], [9, 5], [0, 0], "none", "torch"),
+        test_utils=some,
+    )
+    permuted = torch.randn(2, 6, 5, dtype=torch.complex64).permute(0, 2, 1)
+    torch.library.opcheck(
+        op,
+        (permuted, KINDS[0], True, [1], [5], [0], [2], [1], "whole", "torch"),
+        test_utils=some,
+    )
+
+
+def test_transforms_are_compiled_whole_for_any_batch() -> None:
+    def energy(x: torch.Tensor) -> torch.Tensor:
+        z = ours.rfft2(x, modes=(4, 3))
+        return ours.irfft2(z * 2, s=(8, 9), modes=(4, 3)).square().sum((1, 2))
+
+    compiled = torch.compile(energy, fullgraph=True, backend="eager", dynamic=True)
+    for batch in (2, 5):
+        x = torch.randn(batch, 8, 9)
+        torch.testing.assert_close(compiled(x), energy(x))
+    batch = torch.export.Dim("batch", min=2)
+
+    class Energy(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return energy(x)
+
+    program = torch.export.export(
+        Energy(), (torch.randn(3, 8, 9),), dynamic_shapes={"x": {0: batch}}
+    )
+    x = torch.randn(7, 8, 9)
+    torch.testing.assert_close(program.module()(x), energy(x))
+
+
+WRONG: list[tuple[type[Exception], str, Callable[[], object]]] = [
+    (TypeError, "must be real", lambda: ours.rfft(torch.randn(4) + 0j)),
+    (TypeError, "torch.bfloat16; convert it", lambda: ours.fft(torch.randn(4).bfloat16())),
+    (TypeError, "pass precision='fp16'", lambda: ours.rfft(torch.randn(4).half())),
+    (TypeError, "at precision 'fp16', got", lambda: ours.rfft(torch.randn(4), precision="fp16")),
+    (TypeError, "got torch.int64", lambda: ours.fft(torch.arange(4))),
+    (ValueError, "norm must be", lambda: ours.fft(torch.randn(4), norm="unitary")),
+    (ValueError, "precision must be", lambda: ours.fft(torch.randn(4), precision="tf32")),
+    (ValueError, "backend must be", lambda: ours.fft(torch.randn(4), backend="cufft")),
+    (ValueError, "dim 2 is no axis", lambda: ours.fft(torch.randn(4, 4), dim=2)),
+    (ValueError, "dim -3 is no axis", lambda: ours.fft(torch.randn(4, 4), dim=-3)),
+    (ValueError, "names an axis twice", lambda: ours.fft2(torch.randn(4, 4), dim=(0, -2))),
+    (ValueError, "names no axis", lambda: ours.fftn(torch.randn(4, 4), dim=())),
+    (ValueError, "s must have 2 entries", lambda: ours.fft2(torch.randn(4, 4), s=(4,))),
+    (ValueError, "modes must have 2 entries", lambda: ours.rfft2(torch.randn(4, 4), modes=(4,))),
+    (ValueError, "3 axes are named", lambda: ours.fftn(torch.randn(4, 4), s=(4, 4, 4))),
+    (ValueError, "at least 1 point, got 0", lambda: ours.fft(torch.randn(4), n=0)),
+    (ValueError, "at least 1 point, got 0", lambda: ours.irfft(torch.randn(1) + 0j)),
+    (ValueError, "axis 0 of x is empty", lambda: ours.fft(torch.randn(0), n=4)),
+    (ValueError, "modes must be 1 to 3 on axis 1", lambda: ours.rfft(torch.randn(2, 4), modes=4)),
+    (ValueError, "modes must be 1 to 4 on axis 0", lambda: ours.fft(torch.randn(4), modes=0)),
+    (ValueError, "modes says 3 values", lambda: ours.ifft(torch.randn(4) + 0j, n=8, modes=3)),
+    (ValueError, "'kernels' cannot run", lambda: ours.fft(torch.randn(4), backend="kernels")),
+    (ValueError, "name must be one of", lambda: ours.explain("dct", torch.randn(4))),
+]
+
+
+@pytest.mark.parametrize(("error", "words", "call"), WRONG, ids=[words for _, words, _ in WRONG])
+def test_errors_say_what_was_wrong(
+    error: type[Exception], words: str, call: Callable[[], object]
+) -> None:
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_docstring_examples_run() -> None:
+    names = {name: getattr(ours, name) for name in (*ours.NAMES, "explain")}
+    for name, function in names.items():
+        found = doctest.DocTestFinder().find(function, name, globs={"torch": torch, **names})
+        runner = doctest.DocTestRunner()
+        for test in found:
+            runner.run(test)
+        assert runner.summarize(verbose=False).attempted > 0
+        assert runner.summarize(verbose=False).failed == 0
+
+
+def test_an_empty_batch_has_an_empty_result() -> None:
+    assert ours.rfft2(torch.randn(0, 8, 9)).shape == (0, 8, 5)
+
+
+class Kernels:
+    """Kernels on the CPU: numpy executes launches, in memory full of NaN."""
+
+    def __init__(self) -> None:
+        self.launched: list[tuple[str, Any]] = []
+        self.memory: fft_contract.Memory | None = None
+
+    def launch(self, name: str, fft: Any) -> None:
+        self.launched.append((name, fft))
+        if name == "mixed_radix_fft":
+            torch.testing.assert_close(fft_contract.table_of(name, fft), _kernels.roots(fft.points))
+        fft_contract.execute(fft, self.memory)
+
+    def run(self, case: Case, x: torch.Tensor, **more: Any) -> torch.Tensor:
+        self.launched.clear()
+        self.memory = fft_contract.Memory()
+        self.memory.known.append(x)
+        return case.call(x, **more)
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
+    made, empty = Kernels(), torch.empty
+
+    def poisoned(*args: Any, **kwargs: Any) -> torch.Tensor:
+        found = empty(*args, **kwargs)
+        if found.is_complex():
+            torch.view_as_real(found).fill_(math.nan)
+        if made.memory is not None:
+            made.memory.known.append(found)
+        return found
+
+    def new_result(x: torch.Tensor, transform: Transform) -> torch.Tensor:
+        found = new(x, transform)
+        assert made.memory is not None
+        made.memory.known.append(found)
+        (torch.view_as_real(found) if found.is_complex() else found).fill_(math.nan)
+        return found
+
+    def contiguous(self: torch.Tensor) -> torch.Tensor:
+        found = copied(self)
+        if made.memory is not None:
+            made.memory.known.append(found)
+        return found
+
+    new, copied = _kernels.new_result, torch.Tensor.contiguous
+    monkeypatch.setattr(_kernels, "new_result", new_result)
+    monkeypatch.setattr(torch.Tensor, "contiguous", contiguous)
+    monkeypatch.setattr(_kernels, "torch", SimpleNamespace(**{**vars(torch), "empty": poisoned}))
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(_choice, "refusal", _refusal_on_a_cpu)
+    monkeypatch.setattr(_native, "launch", made.launch)
+    monkeypatch.setattr(_native, "refusal", fft_contract.refusal)
+    monkeypatch.setattr(_kernels, "_table", _table)
+    # no plans of other tests, and none left to them
+    monkeypatch.setattr(_gemm._tables, "_kept", OrderedDict())
+    monkeypatch.setattr(_gemm._tables, "nbytes", 0)
+    _forget()
+    yield made
+    _forget()
+
+
+TABLE = _kernels._table
+
+
+def _forget() -> None:
+    _plan._refusal.cache_clear()
+    _plan._split.cache_clear()
+
+
+def _refusal_on_a_cpu(x: torch.Tensor, transform: Transform) -> str | None:
+    return "float64" if x.dtype.to_real() == torch.float64 else _plan.refusal(x, transform)
+
+
+def _table(
+    kernel: str, points: int, kind: int, inverse: int, precision: int, device: torch.device
+) -> torch.Tensor:
+    return _kernels.roots(points) if kernel == "mixed_radix_fft" else torch.empty(0)
+
+
+@pytest.fixture
+def emulated(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> Kernels:
+    """The kernels' own sources on a CPU, with their tables."""
+    libraries = {
+        name: compile_kernels(f"kernels/{name}.cu", f"plan/{plan}.cpp")
+        for name, plan in (("mixed_radix_fft", "fft_plan"), ("dense_dft", "dense_dft_plan"))
+    }
+
+    def refusal(name: str, fft: Any) -> str | None:
+        library = libraries[name.removesuffix("_unsupported")]
+        reason = getattr(library, f"turbofno_{name}")(fft)
+        return None if reason is None else reason.decode()
+
+    def launch(name: str, fft: Any) -> None:
+        kernels.launched.append((name, fft))
+        assert getattr(libraries[name], f"turbofno_{name}")(fft, None) == 0
+
+    monkeypatch.setattr(_native, "refusal", refusal)
+    monkeypatch.setattr(_native, "launch", launch)
+    monkeypatch.setattr(_kernels, "_table", TABLE)
+    return kernels
+
+
+@pytest.mark.parametrize("draw", range(tried(24, 300)))
+def test_the_kernels_sources_compute_drawn_transforms(draw: int, emulated: Kernels) -> None:
+    rng = random.Random(torch.initial_seed() + draw)
+    sizes = [2, 3, 5, 8, 16, 19, 23, 30, 31, 48, 61, 64, 85, 128]
+    names = ours.NAMES[: 4 if draw % 2 else None]
+    case = Case(rng, sizes=lambda rng: rng.choice(sizes if draw % 2 else sizes[:9]), names=names)
+    half = draw % 3 == 0
+    dtype = torch.float16 if half else torch.float32
+    x = case.x.to(dtype.to_complex() if case.x.is_complex() else dtype)
+    expected = case.expected(case.x.to(torch.complex64 if x.is_complex() else torch.float32))
+    found = emulated.run(case, x, backend="kernels", precision="fp16" if half else "fp32")
+    assert relative_error(found, expected) < (4e-3 if half else 1e-6), case
+
+
+@pytest.mark.parametrize("points", [2018, 2**14])
+def test_the_kernels_sources_compute_long_axes(points: int, emulated: Kernels) -> None:
+    x = torch.randn(1, points, dtype=torch.complex64)
+    emulated.memory = fft_contract.Memory()
+    found = ours.ifft(x, norm="ortho", backend="kernels")
+    assert len(emulated.launched) == 2
+    expected = np.fft.ifft(x.numpy().astype(np.complex128), norm="ortho")
+    assert relative_error(found, expected) < 1e-6
+
+
+def served(rng: random.Random) -> int:
+    return rng.choice([2, 3, 4, 5, 8, 9, 16, 17, 19, 24])
+
+
+@pytest.mark.parametrize("draw", range(tried(120, 2000)))
+def test_launches_of_drawn_transforms_compute_them(draw: int, kernels: Kernels) -> None:
+    rng = random.Random(torch.initial_seed() + draw)
+    case = Case(rng, sizes=served)
+    half = draw % 4 == 0
+    dtype = torch.float16 if half else torch.float32
+    x = case.x.to(dtype.to_complex() if case.x.is_complex() else dtype)
+    expected = case.expected(case.x.to(torch.complex64 if x.is_complex() else torch.float32))
+    found = kernels.run(case, x, backend="kernels", precision="fp16" if half else "fp32")
+    assert kernels.launched
+    assert relative_error(found, expected) < (4e-3 if half else 1e-6), case
+
+
+@pytest.mark.parametrize("draw", range(tried(40, 400)))
+def test_chunks_of_a_batch_compute_it(
+    draw: int, kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(torch.initial_seed() + draw)
+    case = Case(rng, sizes=served)
+    while len(case.dims) < 2 or 0 in case.dims:
+        case = Case(rng, sizes=served)
+    x = case.x.to(torch.complex64 if case.x.is_complex() else torch.float32)
+    x = torch.cat([x] * 5)
+    whole = kernels.run(case, x, backend="kernels").clone()
+    once = len(kernels.launched)
+    monkeypatch.setattr(_plan, "_CHUNK_BYTES", 8)
+    monkeypatch.setattr(_gemm._tables, "_kept", OrderedDict())
+    found = kernels.run(case, x, backend="kernels")
+    assert len(kernels.launched) > once, case
+    torch.testing.assert_close(found, whole, rtol=0, atol=0)
+
+
+LONG = (25, 26, 30, 36, 48, 64, 77, 96, 143)
+
+
+@pytest.mark.parametrize("draw", range(tried(60, 600)))
+def test_long_axes_in_two_steps(
+    draw: int, kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fft_contract, "MOST_SMOOTH", 24)
+    monkeypatch.setattr(fft_contract, "MOST_DENSE", 13)
+    rng = random.Random(torch.initial_seed() + draw)
+    names = [name for name in ours.NAMES if "r" not in name]
+    case = Case(rng, sizes=lambda rng: rng.choice(LONG), names=names)
+    if draw % 2:
+        monkeypatch.setattr(_plan, "_CHUNK_BYTES", 1024)
+    half = draw % 5 == 0
+    x = case.x.to(torch.complex64)
+    expected = case.expected(x)
+    x = x.to(torch.complex32) if half else x
+    found = kernels.run(case, x, backend="kernels", precision="fp16" if half else "fp32")
+    assert {fft.twiddle_points for _, fft in kernels.launched} == {0, *case.points}
+    assert relative_error(found, expected) < (8e-3 if half else 1e-6), case
+
+
+@pytest.mark.parametrize("points", [2018, 8192, 12 * 1013, 2**17])
+def test_the_factors_of_a_long_axis(points: int, kernels: Kernels) -> None:
+    x = torch.randn(2, points, dtype=torch.complex64)
+    kernels.memory = fft_contract.Memory()
+    kernels.memory.known.append(x)
+    found = ours.fft(x, backend="kernels")
+    (_, first), (_, second) = kernels.launched
+    assert first.points * second.points == points
+    assert (first.twiddle_points, second.twiddle_points) == (points, 0)
+    assert relative_error(found, np.fft.fft(x.numpy().astype(np.complex128))) < 1e-6
+
+
+def test_a_long_axis_beside_another(kernels: Kernels) -> None:
+    for dims, norm in itertools.product(((1, 2), (2, 1)), ("ortho", "forward")):
+        x = torch.randn(3, 6, 8192, dtype=torch.complex64)
+        kernels.memory = fft_contract.Memory()
+        kernels.memory.known.append(x)
+        for name in ("fft2", "ifft2"):
+            found = getattr(ours, name)(x, dim=dims, norm=norm, backend="kernels")
+            expected = getattr(np.fft, name)(x.numpy().astype(np.complex128), axes=dims, norm=norm)
+            assert relative_error(found, expected) < 1e-6
+
+
+def test_half_precision_scales_each_pass(kernels: Kernels) -> None:
+    """Sums of 2^17 values near 1 overflow in float16 if only the last pass divides."""
+    x = torch.ones(1, 2**17, dtype=torch.complex64).to(torch.complex32)
+    kernels.memory = fft_contract.Memory()
+    kernels.memory.known.append(x)
+    found = ours.fft(x, norm="forward", precision="fp16", backend="kernels")
+    assert torch.view_as_real(found).isfinite().all()
+    assert torch.view_as_real(found)[0, 0].tolist() == [1.0, 0.0]
+
+
+def test_a_line_is_read_where_it_lies(kernels: Kernels) -> None:
+    """Inner axes, slices and channels stored last are passed as strides: one launch, no copy."""
+    case = Case(random.Random(1), sizes=served)
+    case.name, case.norm, case.half, case.inverse = "rfft", None, True, False
+    for x, dim, lines, neighbours in (
+        (torch.randn(6, 16, 5), 1, 6, 5),
+        (torch.randn(6, 5, 16), 2, 30, 1),
+        (torch.randn(6, 5, 20)[..., 2:18], 2, 30, 1),
+        (torch.randn(6, 7, 16)[:, :5], 2, 6, 5),
+        (torch.randn(6, 16, 3, 5).permute(0, 3, 2, 1), 3, 6, 15),
+    ):
+        case.points, case.dims, case.modes = [16], [dim], [None]
+        found = kernels.run(case, x, backend="kernels")
+        ((_, fft),) = kernels.launched
+        assert (fft.outer, fft.inner) == (lines, neighbours)
+        assert fft.input == x.data_ptr()
+        assert relative_error(found, case.expected(x)) < 1e-6
+    assert found.stride() == (9 * 15, 1, 5, 15), "channels stay neighbours"
+
+
+def test_many_strides_are_one_copy(kernels: Kernels) -> None:
+    x = torch.randn(70, 2, 71, 2, 72, 2, 8)[:, 0, :, 0, :, 0]
+    kernels.memory = fft_contract.Memory()
+    kernels.memory.known.append(x)
+    torch.testing.assert_close(ours.rfft(x, backend="kernels"), torch.fft.rfft(x))
+    assert len(kernels.launched) == 1
+
+
+def test_nothing_that_is_cut_off_is_computed(kernels: Kernels) -> None:
+    x = torch.randn(2, 421, 421)
+    kernels.memory = fft_contract.Memory()
+    kernels.memory.known.append(x)
+    z = ours.rfft2(x, modes=(24, 12), backend="kernels")
+    last, first = [fft for _, fft in kernels.launched]
+    assert (last.out_head, last.outer) == (12, 2 * 421)
+    assert (first.out_head, first.out_tail, first.outer, first.inner) == (12, 12, 2, 12)
+    kernels.launched.clear()
+    ours.irfft2(z, s=(421, 421), modes=(24, 12), backend="kernels")
+    first, last = [fft for _, fft in kernels.launched]
+    assert (first.in_head, first.in_tail, first.outer, first.inner) == (12, 12, 2, 12)
+    assert (last.in_head, last.in_tail, last.outer) == (12, 0, 2 * 421)
+
+
+def test_gradients_run_on_the_kernels(kernels: Kernels) -> None:
+    kernels.memory = fft_contract.Memory()
+    x = torch.randn(2, 9, 16, requires_grad=True)
+    kernels.memory.known.append(x)
+    y = ours.rfft2(x, modes=(5, 9), backend="kernels")
+    towards = torch.randn_like(y)
+    kernels.launched.clear()
+    (found,) = torch.autograd.grad(y, x, towards)
+    assert [fft.kind for _, fft in kernels.launched] == [0, 2]
+    (expected,) = torch.autograd.grad(ours.rfft2(x, modes=(5, 9), backend="torch"), x, towards)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_repeated_transform_is_planned_once(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(4, 16)
+    kernels.memory = fft_contract.Memory()
+    kernels.memory.known.append(x)
+    ours.rfft(x, backend="kernels")
+    monkeypatch.setattr(_kernels, "plan_of", None)
+    monkeypatch.setattr(_native, "refusal", None)
+    ours.rfft(x, backend="kernels")
+    bound = _gemm._tables.nbytes
+    assert 0 < bound < 16 * 1024
+
+
+def test_the_choice_is_explained(kernels: Kernels, caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.randn(3, 2039)
+    assert "2039 points" in ours.explain("rfft", x).reason
+    assert ours.explain("rfft", x[:, :256]).backend == "kernels"
+    assert ours.explain("fft", x[:, :256]).backend == "torch"
+    assert ours.explain("fft", x[:, :256], modes=32).backend == "kernels"
+    assert ours.explain("fft", x[:, :255]).backend == "kernels"
+    assert ours.explain("fft2", x[:, :256]).backend == "kernels"
+    assert "float64" in ours.explain("rfft", x.double()).reason
+    with pytest.raises(ValueError, match="2039 points"):
+        ours.explain("rfft", x, backend="kernels")
+
+
+def test_a_fallback_on_a_gpu_is_logged_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_choice, "_logged", set())
+    on_gpu: Any = SimpleNamespace(is_cuda=True, dtype=torch.float32, numel=lambda: 1)
+    refused = _choice.Choice("torch", f"{_choice._REFUSED}2039 points")
+    with caplog.at_level(logging.WARNING, "turbofno_ops"):
+        for _ in range(2):
+            _choice.log_fallback(on_gpu, refused)
+        _choice.log_fallback(on_gpu, _choice.Choice("torch", "as fast"))
+        _choice.log_fallback(torch.randn(3), refused)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the CUDA kernels do not run this transform: 2039 points; torch.fft runs instead"
+    ]
+
+
+def test_names_and_exports_agree() -> None:
+    assert set(ours.NAMES) <= set(ours.__all__)
+    assert _functions.NAMES == ours.NAMES
+    assert _library._NAME == "turbofno::fourier_transform"
+    for name in ours.__all__:
+        assert getattr(ours, name) is not None

@@ -1,0 +1,247 @@
+"""`turbofno_ops.fft` on the CUDA kernels: drawn transforms against float64 in poisoned memory, and the kernels' promises."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from tests.thorough import tried
+from tests.turbofno_ops.on_gpu import needs_kernels, poison
+from tests.turbofno_ops.random_transform import Case, relative_error
+from turbofno_ops import fft as ours
+
+pytestmark = [needs_kernels, pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning")]
+
+ROUNDING = 1e-7
+SMOOTH = [
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+    8,
+    11,
+    13,
+    16,
+    36,
+    64,
+    85,
+    120,
+    128,
+    256,
+    500,
+    512,
+    1000,
+    1024,
+    2048,
+    4096,
+]
+UNEVEN = [17, 19, 23, 31, 47, 61, 101, 141, 211, 421, 509, 641, 1009, 1023]
+
+
+def size(rng: random.Random) -> int:
+    return rng.choice([rng.choice(SMOOTH), rng.choice(UNEVEN), rng.randint(2, 128)])
+
+
+def small(rng: random.Random) -> int:
+    return rng.randint(2, 48)
+
+
+def checked(case: Case, precision: str) -> None:
+    """Assert that the kernels err at most twice as much as torch in float32; in float16 little more than its rounding."""
+    half = precision == "fp16"
+    dtype = torch.float16 if half else torch.float32
+    x = case.x.to(dtype.to_complex() if case.x.is_complex() else dtype)
+    wide = x.to(torch.complex64 if x.is_complex() else torch.float32)
+    expected = case.expected(wide)
+    limit = 2 * max(relative_error(case.call(wide, backend="torch"), expected), ROUNDING)
+    poison()
+    on_gpu = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda").copy_(x)
+    found = case.call(on_gpu, precision=precision, backend="kernels")
+    assert found.shape == expected.shape
+    error = relative_error(found.cpu(), expected)
+    # every pass over an axis rounds what it stores
+    assert error < (8e-4 * len(case.dims) if half else limit), (case, error)
+
+
+def in_range(case: Case) -> bool:
+    """True if float16 holds the result: unscaled sums of a whole axis may be too large."""
+    return np.abs(case.expected(case.x.to(case.x.dtype))).max() < 3e4
+
+
+@pytest.mark.parametrize("draw", range(tried(120, 1000)))
+def test_drawn_lines_equal_float64(draw: int) -> None:
+    rng = random.Random(torch.initial_seed() + draw)
+    names = [name for name in ours.NAMES if name.endswith("t")]
+    checked(Case(rng, sizes=size, names=names), "fp32")
+
+
+@pytest.mark.parametrize("draw", range(tried(80, 800)))
+def test_drawn_fields_equal_float64(draw: int) -> None:
+    rng = random.Random(torch.initial_seed() + draw)
+    names = [name for name in ours.NAMES if not name.endswith("t")]
+    checked(Case(rng, sizes=small, names=names), "fp32")
+
+
+@pytest.mark.parametrize("draw", range(tried(80, 800)))
+def test_drawn_transforms_in_float16(draw: int) -> None:
+    rng = random.Random(torch.initial_seed() + draw)
+    case = Case(rng, sizes=size if draw % 2 else small, names=ours.NAMES[: 4 if draw % 2 else None])
+    case.norm = "ortho"
+    if not in_range(case):
+        pytest.skip("the result does not fit float16")
+    checked(case, "fp16")
+
+
+@pytest.mark.parametrize("name", ["fft", "ifft", "rfft", "irfft"])
+def test_every_size(name: str) -> None:
+    """Batches that fill some blocks in part; rows, and lines beside each other."""
+    rng = random.Random(torch.initial_seed())
+    real, half = name == "rfft", "r" in name
+    for points in [*range(2, 130), *rng.sample(range(130, 1025), tried(60, 895)), *SMOOTH[-4:]]:
+        values = points // 2 + 1 if name == "irfft" else points
+        shape = (rng.randint(1, 300), values) if points % 2 else (3, values, rng.randint(1, 70))
+        x = torch.randn(shape, dtype=torch.float32 if real else torch.complex64, device="cuda")
+        count = points if half else None
+        found = getattr(ours, name)(x, n=count, dim=1, backend="kernels")
+        field = x.cpu().numpy().astype(np.float64 if real else np.complex128)
+        expected = getattr(np.fft, name)(field, n=count, axis=1)
+        assert relative_error(found.cpu(), expected) < 6e-7, (points, shape)
+
+
+@pytest.mark.parametrize("points", [2018, 4098, 8192, 12 * 1013, 2**14, 2**17, 2**20])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_long_axes(points: int, precision: str) -> None:
+    for name, modes in (("fft", None), ("ifft", None), ("fft", 100)):
+        x = torch.randn(3, points, dtype=torch.complex64)
+        x = x.to(torch.complex32) if precision == "fp16" else x
+        field = x.to(torch.complex64).numpy().astype(np.complex128)
+        expected = getattr(np.fft, name)(field, norm="ortho")
+        if modes is not None:
+            expected = np.concatenate([expected[:, :50], expected[:, -50:]], axis=1)
+        poison()
+        found = getattr(ours, name)(
+            x.cuda(), norm="ortho", modes=modes, precision=precision, backend="kernels"
+        )
+        limit = 2e-3 if precision == "fp16" else 1e-6
+        assert relative_error(found.cpu(), expected) < limit
+
+
+@pytest.mark.parametrize("shape", [(2, 8192), (2, 16384), (2, 1024, 256), (2, 256, 256)])
+def test_imaginary_parts_of_own_mirror_images_are_ignored(shape: tuple[int, ...]) -> None:
+    """At these sizes cuFFT takes them in."""
+    *others, last = shape
+    z = torch.randn(*others, last // 2 + 1, dtype=torch.complex64)
+    for backend in ("auto", "torch"):
+        found = ours.irfftn(z.cuda(), s=shape[1:], backend=backend)
+        expected = np.fft.irfftn(
+            z.numpy().astype(np.complex128), s=shape[1:], axes=range(1, len(shape))
+        )
+        assert relative_error(found.cpu(), expected) < 1e-6
+
+
+@pytest.mark.parametrize("points", [64, 61, 421, 1000, 8192])
+@pytest.mark.parametrize("name", ["fft", "rfft", "irfft"])
+def test_nan_stays_in_its_line(name: str, points: int) -> None:
+    dtype = torch.float32 if name == "rfft" else torch.complex64
+    x = torch.randn(50, points, dtype=dtype, device="cuda")
+    transform = getattr(ours, name)
+    expected = transform(x, backend="kernels")
+    x[17, points // 3] = math.nan
+    x[31, 0] = math.inf
+    found = transform(x, backend="kernels")
+    others = [line for line in range(50) if line not in (17, 31)]
+    assert torch.equal(found[others], expected[others])
+    assert not found[[17, 31]].isfinite().any()
+
+
+def test_batches_larger_than_the_cache_run_in_chunks() -> None:
+    x = torch.randn(700, 85, 141, device="cuda")
+    found = ours.rfft2(x, backend="kernels")
+    back = ours.irfft2(found, s=(85, 141), backend="kernels")
+    for at in (0, 350, 699):
+        expected = np.fft.rfft2(x[at].cpu().numpy().astype(np.float64))
+        assert relative_error(found[at].cpu(), expected) < 1e-6
+    assert float((back - x).abs().max()) < 1e-5
+
+
+def test_arrays_beyond_32_bit_offsets() -> None:
+    if torch.cuda.mem_get_info()[0] < 20 * 2**30:
+        pytest.skip("needs 20 GiB of free memory")
+    lines, points = 2**31 // 64 + 3, 64
+    x = torch.zeros(lines, points, dtype=torch.float16, device="cuda")
+    x[-3:] = torch.randn(3, points).half().cuda()
+    found = ours.rfft(x, precision="fp16", backend="kernels")
+    expected = np.fft.rfft(x[-3:].cpu().numpy().astype(np.float64))
+    assert relative_error(found[-3:].cpu(), expected) < 1e-3
+    assert not torch.view_as_real(found[:1000]).any()
+
+
+def test_graphs_replay_transforms() -> None:
+    x = torch.randn(40, 85, 141, device="cuda")
+
+    def chain() -> torch.Tensor:
+        z = ours.rfft2(x, modes=(24, 12), backend="kernels")
+        return ours.irfft2(z, s=(85, 141), modes=(24, 12), backend="kernels")
+
+    chain()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = chain()
+    for _ in range(3):
+        x.copy_(torch.randn_like(x))
+        graph.replay()
+        assert torch.equal(y, chain())
+
+
+def test_streams_and_devices_are_those_of_the_call() -> None:
+    x = torch.randn(64, 421, device="cuda")
+    expected = ours.rfft(x, backend="kernels")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        found = ours.rfft(x, backend="kernels")
+    stream.synchronize()
+    assert torch.equal(found, expected)
+
+
+def test_gradients_equal_those_of_torch() -> None:
+    for name, shape, sizes, modes in (
+        ("rfft2", (3, 85, 64), None, (24, 12)),
+        ("irfft2", (3, 24, 12), (85, 64), (24, 12)),
+        ("fft", (3, 61), None, None),
+        ("rfft", (3, 128), None, None),
+        ("irfft", (3, 65), None, None),
+    ):
+        dtype = torch.float32 if name.startswith("r") else torch.complex64
+        x = torch.randn(shape, dtype=dtype, device="cuda", requires_grad=True)
+        of_kernels, of_torch = (
+            first_and_second(
+                x, getattr(ours, name)(x, sizes, norm="ortho", modes=modes, backend=backend)
+            )
+            for backend in ("kernels", "torch")
+        )
+        for found, expected in zip(of_kernels, of_torch, strict=True):
+            largest = float(expected.abs().max())
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * largest)
+
+
+def first_and_second(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradient of a cubic function of y, and that of the gradient's square."""
+    (first,) = torch.autograd.grad(y.abs().pow(3).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.abs().square().sum(), x)
+    return first, second
+
+
+def test_auto_takes_the_kernels_where_they_are_faster() -> None:
+    real, values = torch.randn(4, 421, device="cuda"), torch.randn(4, 256, device="cuda") + 0j
+    assert ours.explain("rfft", real).backend == "kernels"
+    assert ours.explain("fft", values).backend == "torch"
+    assert ours.explain("fft2", values).backend == "kernels"
+    assert "float64" in ours.explain("rfft", real.double()).reason

@@ -1,0 +1,41 @@
+"""Fourier transforms like those of torch.fft, on CUDA kernels of our own: full or truncated, in float32 and float16."""
+
+from turbofno_ops.dispatch import Choice
+from turbofno_ops.fft._arguments import PRECISIONS
+from turbofno_ops.fft._choice import BACKENDS
+from turbofno_ops.fft._functions import (
+    NAMES,
+    explain,
+    fft,
+    fft2,
+    fftn,
+    ifft,
+    ifft2,
+    ifftn,
+    irfft,
+    irfft2,
+    irfftn,
+    rfft,
+    rfft2,
+    rfftn,
+)
+
+__all__ = [
+    "BACKENDS",
+    "NAMES",
+    "PRECISIONS",
+    "Choice",
+    "explain",
+    "fft",
+    "fft2",
+    "fftn",
+    "ifft",
+    "ifft2",
+    "ifftn",
+    "irfft",
+    "irfft2",
+    "irfftn",
+    "rfft",
+    "rfft2",
+    "rfftn",
+]

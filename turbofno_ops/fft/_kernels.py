@@ -1,0 +1,109 @@
+"""Transforms on the CUDA kernels: plans kept for a shape, with their tables, and their launches."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from turbofno_ops import _native
+from turbofno_ops._dft_table import dense_table
+from turbofno_ops._gemm import _tables
+from turbofno_ops._native import Fft
+from turbofno_ops.fft._plan import (
+    Copy,
+    Field,
+    Launch,
+    Problem,
+    plan_of,
+    problem,
+)
+from turbofno_ops.fft._transform import Transform, complex_of, new_result
+
+_STEP_BYTES = 512  # estimate for a step on the host
+
+
+class _Prepared:
+    """A plan with its tables on a device."""
+
+    def __init__(self, of: Problem, device: torch.device) -> None:
+        self.plan = plan_of(of)
+        self._tables = {
+            key: _table(*key, device)
+            for key in {_key(step) for step in self.plan.steps if isinstance(step, Launch)}
+        }
+        tables = sum(table.nbytes for table in self._tables.values())
+        self.nbytes = tables + _STEP_BYTES * len(self.plan.steps)
+
+    def table(self, launch: Launch) -> torch.Tensor:
+        """Return the table of a launch."""
+        return self._tables[_key(launch)]
+
+
+_Key = tuple[str, int, int, int, int]
+
+
+def _key(launch: Launch) -> _Key:
+    of = launch.structure
+    return launch.kernel, of.points, of.kind, of.inverse, of.precision
+
+
+@_tables.cached
+def _table(
+    kernel: str, points: int, kind: int, inverse: int, precision: int, device: torch.device
+) -> torch.Tensor:
+    with torch.inference_mode(False):
+        if kernel == "mixed_radix_fft":
+            return roots(points).to(device)
+        return dense_table(points, kind, inverse, precision).to(device)
+
+
+def roots(points: int) -> torch.Tensor:
+    """Return exp(-2 pi i j / points), complex64 [points], of angles that are exact before they are rounded."""
+    angles = torch.arange(points, dtype=torch.float64) * (-2 * math.pi / points)
+    return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
+
+
+@_tables.cached
+def _prepared(of: Problem, device: torch.device) -> _Prepared:
+    return _Prepared(of, device)
+
+
+def run(x: torch.Tensor, transform: Transform) -> torch.Tensor:
+    """Return the transform of x, which the kernels support."""
+    prepared = _prepared(problem(x, transform), x.device)
+    plan = prepared.plan
+    result = new_result(x, transform)
+    source, target = x.permute(plan.order), result.permute(plan.order)
+    if plan.copied:
+        source = source.contiguous()
+    dtype = complex_of(x.dtype)
+    buffers = [source, target]
+    buffers += [torch.empty(n, dtype=dtype, device=x.device) for n in plan.temporaries]
+    with torch.cuda.device(x.device):
+        for step in plan.steps:
+            if isinstance(step, Copy):
+                _copy(step, buffers)
+                continue
+            arguments = Fft.from_buffer_copy(step.structure)
+            arguments.input = _address(buffers, *step.source)
+            arguments.out = _address(buffers, *step.target)
+            arguments.table = prepared.table(step).data_ptr()
+            _native.launch(step.kernel, arguments)
+    return result
+
+
+def _address(buffers: list[torch.Tensor], buffer: int, offset: int) -> int:
+    tensor = buffers[buffer]
+    return tensor.data_ptr() + offset * tensor.element_size()
+
+
+def _copy(step: Copy, buffers: list[torch.Tensor]) -> None:
+    if step.clears:
+        buffers[step.target.buffer][: step.clears].zero_()
+    _view(step.target, step.shape, buffers).copy_(_view(step.source, step.shape, buffers))
+
+
+def _view(field: Field, shape: tuple[int, ...], buffers: list[torch.Tensor]) -> torch.Tensor:
+    tensor = buffers[field.buffer]
+    return tensor.as_strided(shape, field.strides, tensor.storage_offset() + field.offset)

@@ -1,0 +1,115 @@
+"""Registration of the transform with PyTorch: schema, implementation, fake tensors and gradients.
+
+One op has all transforms: the adjoint of a transform is another one. The backend is chosen inside, at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.library import Library
+
+from turbofno_ops._modes import column_weights
+from turbofno_ops.fft import _kernels, _torch
+from turbofno_ops.fft._choice import choose, log_fallback
+from turbofno_ops.fft._transform import Axis, Transform, new_result
+
+_NAME = "turbofno::fourier_transform"
+
+_library = Library("turbofno", "FRAGMENT")
+_library.define(
+    "fourier_transform(Tensor x, str kind, bool inverse, int[] dims, SymInt[] points, SymInt[] in_tails, "
+    "SymInt[] out_heads, SymInt[] out_tails, str scaling, str backend) -> Tensor"
+)
+
+
+def call(x: torch.Tensor, transform: Transform, backend: str) -> torch.Tensor:
+    """Call the registered op."""
+    axes = transform.axes
+    result: torch.Tensor = torch.ops.turbofno.fourier_transform(
+        x,
+        transform.kind,
+        transform.inverse,
+        [axis.dim for axis in axes],
+        [axis.points for axis in axes],
+        [axis.in_tail for axis in axes],
+        [axis.out_head for axis in axes],
+        [axis.out_tail for axis in axes],
+        transform.scaling,
+        backend,
+    )
+    return result
+
+
+def _described(
+    shape: Sequence[int],
+    kind: str,
+    inverse: bool,
+    dims: Sequence[int],
+    points: Sequence[int],
+    in_tails: Sequence[int],
+    out_heads: Sequence[int],
+    out_tails: Sequence[int],
+    scaling: str,
+) -> Transform:
+    axes = tuple(
+        Axis(dim, count, shape[dim] - in_tail, in_tail, out_head, out_tail)
+        for dim, count, in_tail, out_head, out_tail in zip(
+            dims, points, in_tails, out_heads, out_tails, strict=True
+        )
+    )
+    return Transform(kind, inverse, axes, scaling)
+
+
+def _run(x: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    *description, backend = arguments
+    transform = _described(x.shape, *description)
+    if x.numel() == 0:
+        return new_result(x, transform)
+    x = x.resolve_conj().resolve_neg()
+    choice = choose(x, transform, backend)
+    log_fallback(x, choice)
+    if choice.backend == "kernels":
+        return _kernels.run(x, transform)
+    y = _torch.run(x, transform)
+    result = new_result(x, transform)
+    # torch.fft leaves strides that depend on sizes and device; the op promises its own
+    return y if y.stride() == result.stride() and y is not x else result.copy_(y)
+
+
+def _fake(x: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    *description, _ = arguments
+    return new_result(x, _described(x.shape, *description))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    del output
+    x, *description, ctx.backend = inputs
+    ctx.transform = _described(x.shape, *description)
+
+
+def _differentiate(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    transform: Transform = ctx.transform
+    if transform.kind == "real_to_complex":
+        grad = _weighted(grad, transform.axes[-1], inverse=True)
+    found = call(grad, transform.adjoint, ctx.backend)
+    if transform.kind == "complex_to_real":
+        found = _weighted(found, transform.axes[-1], inverse=False)
+    return found, *[None] * 9
+
+
+def _weighted(spectrum: torch.Tensor, axis: Axis, *, inverse: bool) -> torch.Tensor:
+    """Return a half spectrum times, or divided by, how often each of its values is in the whole spectrum."""
+    parts = torch.view_as_real(spectrum.resolve_conj())
+    weights = column_weights(
+        spectrum.shape[axis.dim], axis.points, dtype=parts.dtype, device=parts.device
+    )
+    weights = weights.view([-1, *[1] * (spectrum.ndim - axis.dim)])
+    return torch.view_as_complex((parts / weights if inverse else parts * weights).contiguous())
+
+
+_library.impl("fourier_transform", _run, "CompositeExplicitAutograd")
+torch.library.register_fake(_NAME, _fake, lib=_library)
+torch.library.register_autograd(_NAME, _differentiate, setup_context=_save, lib=_library)
