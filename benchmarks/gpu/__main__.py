@@ -16,7 +16,7 @@ from benchmarks.timing import RESULTS
 
 Measure = Callable[[], Iterable[dict[str, object]]]
 
-PARTS = ("layers", "models", "heatmap", "imported", "drawn", "ladder", "fft")
+PARTS = ("layers", "models", "heatmap", "imported", "drawn", "ladder", "fft", "ntt")
 _LADDER_SECONDS = 0.05
 """Most device time of a layer of the ladder, which has over a hundred."""
 
@@ -53,6 +53,11 @@ def _measured(part: str, bandwidth: float, arguments: argparse.Namespace) -> dic
         }
     if part == "ladder":
         return _ladder(bandwidth, arguments)
+    if part == "ntt":
+        from benchmarks.gpu import ntt
+
+        alike = {"seconds": seconds / 10}
+        return {x.label: partial(ntt.measure, x, bandwidth, **alike) for x in ntt.CASES}
     from benchmarks.gpu import heatmap
 
     return {x.label: partial(heatmap.measure, x, seconds=seconds / 10) for x in heatmap.LAYERS}
