@@ -137,7 +137,7 @@ template <int KIND, bool HALVES> struct LineSource {
             for (int plane = 0; plane < kPlanes; ++plane) {
                 Walk walk(plane == 0 ? first : points - first, plane == 0 ? kTermsAtOnce : -kTermsAtOnce, values_of(a),
                           a.of.in_head, a.of.in_tail, stride);
-#pragma unroll
+#pragma unroll(kAsync ? 4 : kLines) // halves are registers: every index must be a constant
                 for (int i = 0; i < kLines; ++i) {
                     const bool inside = exists(points, first + i * kTermsAtOnce, plane) && walk.inside();
                     const char *from = inside ? input + offset + walk.offset() : input;
