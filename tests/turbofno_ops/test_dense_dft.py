@@ -132,11 +132,10 @@ def expected(case: Case, x: np.ndarray) -> np.ndarray:
             line[..., -1] = line[..., -1].real
         half = line[..., 1 : (case.points + 1) // 2]
         line = np.concatenate([line, half[..., ::-1].conj()], axis=2)
-    result = np.fft.ifft(line) * case.points if case.inverse else np.fft.fft(line)
+    whole = np.fft.ifft(line) * case.points if case.inverse else np.fft.fft(line)
+    result: np.ndarray = whole.real if case.kind == COMPLEX_TO_REAL else whole
     if case.kind == REAL_TO_COMPLEX:
         result = result[..., : case.points // 2 + 1]
-    if case.kind == COMPLEX_TO_REAL:
-        result = result.real
     if case.twiddle_points:
         turns = np.outer(np.arange(case.inner), np.arange(result.shape[2])) % case.twiddle_points
         sign = 1.0 if case.inverse else -1.0
