@@ -301,8 +301,12 @@ template <typename F, int RADIX_BITS> struct Block {
     }
 };
 
+// Bounds the registers: 16 words of 32 bits need no more than 640 threads leave to each, though no block has so many.
 template <typename F, int RADIX_BITS>
-__global__ void __launch_bounds__(1 << max_thread_bits(RADIX_BITS)) ntt(const NttArguments a) {
+constexpr int kMostThreads = RADIX_BITS == 4 && sizeof(typename F::Word) == 4 ? 640 : 1 << max_thread_bits(RADIX_BITS);
+
+template <typename F, int RADIX_BITS> __global__ void __launch_bounds__(kMostThreads<F, RADIX_BITS>)
+    ntt(const NttArguments a) {
     extern __shared__ uint4 shared[];
     auto *values = reinterpret_cast<typename F::Word *>(shared);
     const int lane = threadIdx.x % kLanes;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,12 @@ from tests.thorough import tried
 from tests.turbofno_ops.cuda_on_cpu import compile_kernels
 from tests.turbofno_ops.on_gpu import needs_kernels, poison
 from turbofno_ops._native import Ntt
-from turbofno_ops._support import Device
+from turbofno_ops._support import A100
 from turbofno_ops.ntt import (
     BABY_BEAR,
     GOLDILOCKS,
     _cuda,
+    _library,
     cyclic_product,
     from_integers,
     intt,
@@ -176,9 +178,6 @@ def kernels() -> ctypes.CDLL:
     return compile_kernels("kernels/ntt.cu", "plan/ntt_plan.cpp")
 
 
-A100_SHARED_BYTES = 163 * 1024
-
-
 def emulated(
     kernels: ctypes.CDLL,
     x: torch.Tensor,
@@ -191,7 +190,7 @@ def emulated(
     """The result of the kernels on the CPU; raises RuntimeError if the launch fails."""
     name, out = FIELDS[prime].name, torch.full_like(x, -1)
     constants = table(name, x.shape[-1], options["inverse"], options["negacyclic"], x.device)
-    limits = Device(multiprocessors, A100_SHARED_BYTES, False)
+    limits = A100._replace(multiprocessors=multiprocessors)
     structure = _cuda.structure_of(x, factor, out, constants, limits, name, **options)
     count = kernels.turbofno_ntt_workspace_bytes(structure)
     workspace = torch.full((count,), -1, dtype=torch.int8)
@@ -245,13 +244,36 @@ def test_emulated_kernels_are_exact_on_long_lines(kernels: ctypes.CDLL, prime: i
         assert torch.equal(found, reference(x, None, prime, **kind)), (n, radix, exchange, kind)
 
 
+@pytest.mark.parametrize("prime", PRIMES)
+@pytest.mark.parametrize("product", [cyclic_product, negacyclic_product])
+def test_products_run_on_the_kernels(
+    kernels: ctypes.CDLL, prime: int, product: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched = []
+
+    def launch(name: str, structure: Ntt) -> None:
+        assert getattr(kernels, f"turbofno_{name}")(structure, None) == 0
+        launched.append(structure)
+
+    n = random.choice(SIZES)
+    a, b = drawn(prime, n, 2).T, drawn(prime, 2, n)
+    expected = product(a, b, prime)
+    monkeypatch.setattr(_library, "refusal", lambda _: None)
+    monkeypatch.setattr(_cuda, "device_limits", lambda _: A100)
+    monkeypatch.setattr(_cuda, "launch", launch)
+    monkeypatch.setattr(_cuda, "bytes_of", lambda name, s: getattr(kernels, f"turbofno_{name}")(s))
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    assert torch.equal(product(a, b, prime), expected)
+    assert [(s.inverse, bool(s.factor)) for s in launched] == [(0, False), (0, False), (1, True)]
+
+
 def test_two_launches_need_a_workspace(kernels: ctypes.CDLL) -> None:
     x = drawn(BABY_BEAR, 1, 2**16)
     structure = Ntt(
         lines=1,
         points=2**16,
         radix=4,
-        shared_bytes=A100_SHARED_BYTES,
+        shared_bytes=A100.shared_bytes,
         input=x.data_ptr(),
         out=torch.empty_like(x).data_ptr(),
         table=x.data_ptr(),
@@ -279,7 +301,7 @@ def test_two_launches_need_a_workspace(kernels: ctypes.CDLL) -> None:
     ],
 )
 def test_limits(kernels: ctypes.CDLL, changes: dict[str, int], why: bytes | None) -> None:
-    of = {"lines": 1, "points": 64, "radix": 8, "shared_bytes": A100_SHARED_BYTES} | changes
+    of = {"lines": 1, "points": 64, "radix": 8, "shared_bytes": A100.shared_bytes} | changes
     found = kernels.turbofno_ntt_unsupported(Ntt(**of))
     assert found is None if why is None else why in found
 
