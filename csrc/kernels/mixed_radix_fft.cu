@@ -19,6 +19,7 @@
 #include <cuda_fp16.h>
 
 #include "../plan/fft_plan.h"
+#include "async_copy.cuh"
 #include "pdl.cuh"
 #include "radix.cuh"
 
@@ -65,7 +66,7 @@ template <int... R> struct Fixed {
     static __device__ int over_half(int n) { return n / ((size() + 1) / 2); }
 };
 
-template <int MAX_RADIX, int THREADS, int BLOCKS> struct Any {
+template <int MAX_RADIX, int THREADS, int BLOCKS> struct Any { // any radices; BLOCKS on a multiprocessor
     static constexpr bool kFixed = false;
     static constexpr int kMaxRadix = MAX_RADIX, kThreads = THREADS, kBlocks = BLOCKS;
     const FftPlan &p;
@@ -126,11 +127,13 @@ __device__ __forceinline__ float2 to_float(uint2 pair, bool half) {
     if (!half) return {__uint_as_float(pair.x), __uint_as_float(pair.y)};
     return {to_float(pair.x & 0xffff, true), to_float(pair.x >> 16, true)};
 }
+__device__ __forceinline__ void write(float2 *to, float2 v) { *to = v; }
+__device__ __forceinline__ void write(__half2 *to, float2 v) { *to = __floats2half2_rn(v.x, v.y); }
 __device__ __forceinline__ void write(void *to, int64_t at, float2 v, bool half) {
     if (half) {
-        static_cast<__half2 *>(to)[at] = __floats2half2_rn(v.x, v.y);
+        write(static_cast<__half2 *>(to) + at, v);
     } else {
-        static_cast<float2 *>(to)[at] = v;
+        write(static_cast<float2 *>(to) + at, v);
     }
 }
 __device__ __forceinline__ void write(void *to, int64_t at, float v, bool half) {
@@ -274,6 +277,10 @@ template <typename Shape> struct Transform {
         } else {
 #pragma unroll
             for (int r = 0; r < R; ++r) x[r] = here[r * pitch];
+            if (stage == 0 && p.in.access == kFftComplex) {
+#pragma unroll
+                for (int r = 0; r < R; ++r) x[r].y *= a.in_sign;
+            }
         }
         if constexpr (R > 1) {
             if (stage > 0) twiddle(x, before * after * a.table_step);
@@ -438,10 +445,18 @@ template <typename Shape> struct Transform {
         const float2 v = to_float(pair, p.half);
         return {v.x, v.y * a.in_sign};
     }
+    __device__ __forceinline__ float2 taken_as(uint2 pair) const {
+        const float2 v = to_float(pair, false);
+        return {v.x, v.y * a.in_sign};
+    }
+    __device__ __forceinline__ float2 taken_as(unsigned pair) const {
+        const float2 v = to_float(uint2{pair, 0}, true);
+        return {v.x, v.y * a.in_sign};
+    }
 
     // Returns true if this thread read a value that is not finite.
     template <bool PLAIN> __device__ __forceinline__ bool take_in(int pass) const {
-        constexpr int held_at_once = PLAIN ? 8 : 2; // loads of a thread on their way
+        constexpr int held_at_once = PLAIN ? 4 : 2; // loads of a thread on their way
         const int size = shape.size();
         bool finite = true;
         const auto check = [&](float2 v) { finite = finite && v.x - v.x == 0.0f && v.y - v.y == 0.0f; };
@@ -494,6 +509,20 @@ template <typename Shape> struct Transform {
         const auto where = [&](int item, int &line, int &point) {
             split(p.in.lines_first, item, size, [&](int n) { return shape.over_size(n); }, line, point);
         };
+        if (PLAIN && p.in.access == kFftComplex && !p.half) {
+            const int total = p.lines * size;
+#pragma unroll 4
+            for (int item = threadIdx.x; item < total; item += p.threads) {
+                int line, point;
+                where(item, line, point);
+                const int64_t from = in_offsets[line];
+                const bool exists = from != kNoLine;
+                copy_async<8>(&values[place(line, point)], static_cast<const float2 *>(a.in) + (exists ? from + point : 0), exists);
+            }
+            commit_copies();
+            wait_copies<0>();
+            return false;
+        }
         each_held<held_at_once, uint2>(
             size,
             [&](int item) {
@@ -508,7 +537,7 @@ template <typename Shape> struct Transform {
                 where(item, line, point);
                 float2 v;
                 if (p.in.access == kFftComplex) {
-                    v = taken(held);
+                    v = to_float(held, p.half); // the first stage conjugates
                 } else {
                     v = {to_float(held.x, p.half), to_float(held.y, p.half)};
                     check(v);
@@ -584,33 +613,25 @@ template <typename Shape> struct Transform {
         return fft_line_pitch(Shape::radix(0) * Shape::pitch(0), 16);
     }
 
-    __device__ __forceinline__ void take_halves() const {
+    template <typename Pair> __device__ __forceinline__ void take_halves() const {
         constexpr int size = Shape::size(), pairs = Shape::radix(0) / 2, line_pitch = regular_line_pitch();
-        uint2 low[pairs], high[pairs], middle{};
-        const int64_t first = line0 * p.in.inner;
-        const auto read = [&](bool half) {
-#pragma unroll
-            for (int i = 0; i < pairs; ++i) {
-                int line, k;
-                regular_pair(i, line, k);
-                low[i] = high[i] = uint2{};
-                if (line >= lines) continue;
-                const int64_t from = first + line * p.in.inner;
-                low[i] = read_pair(a.in, from + k, half);
-                high[i] = read_pair(a.in, from + (size - k), half);
-            }
-            if (int(threadIdx.x) < lines) middle = read_pair(a.in, first + threadIdx.x * p.in.inner + size / 2, half);
-        };
-        if (p.half) {
-            read(true);
-        } else {
-            read(false);
-        }
+        const Pair *const from = static_cast<const Pair *>(a.in) + line0 * p.in.inner;
+        const int step = int(p.in.inner);
+        Pair low[pairs], high[pairs], middle{};
 #pragma unroll
         for (int i = 0; i < pairs; ++i) {
             int line, k;
             regular_pair(i, line, k);
-            float2 v = taken(low[i]), u = taken(high[i]);
+            const int at = (line < lines ? line : 0) * step;
+            low[i] = __ldcs(from + (at + k));
+            high[i] = __ldcs(from + (at + size - k));
+        }
+        if (int(threadIdx.x) < lines) middle = __ldcs(from + (int(threadIdx.x) * step + size / 2));
+#pragma unroll
+        for (int i = 0; i < pairs; ++i) {
+            int line, k;
+            regular_pair(i, line, k);
+            float2 v = taken_as(low[i]), u = taken_as(high[i]);
             if (k == 0) v.y = u.y = 0.0f;
             const float2 sum = v + conjugate(u), turned = product(v - conjugate(u), __ldg(a.table + k));
             float2 *const to = values + line * line_pitch;
@@ -618,47 +639,44 @@ template <typename Shape> struct Transform {
             if (k != 0) to[place_of_points(shape, 0, size - k)] = {sum.x + turned.y, turned.x - sum.y};
         }
         if (int(threadIdx.x) < lines) {
-            const float2 v = taken(middle);
+            const float2 v = taken_as(middle);
             values[threadIdx.x * line_pitch + place_of_points(shape, 0, size / 2)] = v + v;
         }
     }
 
-    __device__ __forceinline__ void put_halves() const {
+    template <typename Pair> __device__ __forceinline__ void put_halves() const {
         constexpr int size = Shape::size(), pairs = Shape::radix(0) / 2, line_pitch = regular_line_pitch();
         const float half_scale = 0.5f * a.scale;
-        const int64_t first = line0 * p.out.inner;
-        const auto put = [&](bool half) {
+        Pair *const to = static_cast<Pair *>(a.out) + line0 * p.out.inner;
+        const int step = int(p.out.inner);
 #pragma unroll
-            for (int i = 0; i < pairs; ++i) {
-                int line, k;
-                regular_pair(i, line, k);
-                if (line >= lines) continue;
-                const float2 *const from = values + line * line_pitch;
-                const float2 w = __ldg(a.table + k), turn{half_scale * w.y, -half_scale * w.x}; // -i w scale / 2
-                const float2 v = from[place_of_results(shape, Shape::kStages, k)];
-                const float2 u = from[place_of_results(shape, Shape::kStages, k == 0 ? 0 : size - k)];
-                const float2 sum{v.x + u.x, v.y - u.y}, turned = product({v.x - u.x, v.y + u.y}, turn);
-                const int64_t to = first + line * p.out.inner;
-                write(a.out, to + k, {fmaf(sum.x, half_scale, turned.x), a.out_sign * fmaf(sum.y, half_scale, turned.y)}, half);
-                write(a.out, to + (size - k),
-                      {fmaf(sum.x, half_scale, -turned.x), a.out_sign * fmaf(-sum.y, half_scale, turned.y)}, half);
-            }
-            if (int(threadIdx.x) < lines) {
-                const float2 v = values[threadIdx.x * line_pitch + place_of_results(shape, Shape::kStages, size / 2)];
-                write(a.out, first + threadIdx.x * p.out.inner + size / 2, result(conjugate(v)), half);
-            }
-        };
-        if (p.half) {
-            put(true);
-        } else {
-            put(false);
+        for (int i = 0; i < pairs; ++i) {
+            int line, k;
+            regular_pair(i, line, k);
+            if (line >= lines) break;
+            const float2 *const from = values + line * line_pitch;
+            const float2 w = __ldg(a.table + k), turn{half_scale * w.y, -half_scale * w.x}; // -i w scale / 2
+            const float2 v = from[place_of_results(shape, Shape::kStages, k)];
+            const float2 u = from[place_of_results(shape, Shape::kStages, k == 0 ? 0 : size - k)];
+            const float2 sum{v.x + u.x, v.y - u.y}, turned = product({v.x - u.x, v.y + u.y}, turn);
+            write(to + (line * step + k), {fmaf(sum.x, half_scale, turned.x), a.out_sign * fmaf(sum.y, half_scale, turned.y)});
+            write(to + (line * step + size - k),
+                  {fmaf(sum.x, half_scale, -turned.x), a.out_sign * fmaf(-sum.y, half_scale, turned.y)});
+        }
+        if (int(threadIdx.x) < lines) {
+            const float2 v = values[threadIdx.x * line_pitch + place_of_results(shape, Shape::kStages, size / 2)];
+            write(to + (int(threadIdx.x) * step + size / 2), result(conjugate(v)));
         }
     }
 
     __device__ __forceinline__ bool enter(int pass) const {
         if constexpr (Shape::kFixed) {
-            if (p.regular && p.in.access == kFftHalf && p.in.plain && p.joined) {
-                take_halves();
+            if (p.regular && p.in.access == kFftHalf && p.in.plain) {
+                if (p.half) {
+                    take_halves<unsigned>();
+                } else {
+                    take_halves<uint2>();
+                }
                 return false;
             }
         } else if (p.in.plain) {
@@ -668,8 +686,12 @@ template <typename Shape> struct Transform {
     }
     __device__ __forceinline__ void leave(int pass) const {
         if constexpr (Shape::kFixed) {
-            if (p.regular && p.out.access == kFftHalf && p.out.plain && p.joined) {
-                put_halves();
+            if (p.regular && p.out.access == kFftHalf && p.out.plain) {
+                if (p.half) {
+                    put_halves<__half2>();
+                } else {
+                    put_halves<float2>();
+                }
                 return;
             }
         } else if (p.out.plain) {
@@ -728,7 +750,7 @@ Kernel kernel_for(const FftPlan &p) {
     case 1024: return transform_lines<Fixed<16, 8, 8>>;
     case 2048: return transform_lines<Fixed<16, 16, 8>>;
     case 4096: return transform_lines<Fixed<16, 16, 16>>;
-    default: return transform_lines<Any<17, kFftThreads, 3>>;
+    default: return transform_lines<Any<kMaxRadix, kAnyFftThreads, 5>>;
     }
 }
 

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kRegisterRadices[] = {2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15, 16, 17};
 constexpr int64_t kMaxLines = (int64_t(1) << 31) - 1;
-constexpr int kBlockValues = 4096; // complex values of a block that are enough to hide latency
+constexpr int kBlockValues = 2048; // complex values of a block of kAnyFftThreads, to hide latency
 constexpr int kMaxFftSharedBytes = 72 * 1024; // three blocks on a multiprocessor
 
 int twos(int n) {
@@ -123,7 +123,7 @@ int filling_lines(const FftPlan &p) {
         for (int i = 0; i < p.stages; ++i) {
             const int butterflies = lines * (p.size / p.radix[i]);
             work += double(butterflies) * p.radix[i];
-            time += double(round_up(butterflies, kFftThreads)) * p.radix[i];
+            time += double(round_up(butterflies, kAnyFftThreads)) * p.radix[i];
         }
         if (work > best_share * time) {
             best_share = work / time;
@@ -209,8 +209,9 @@ FftPlan plan(const turbofno_fft &given) {
     const int limit = lines_first ? std::min(given.shared_bytes, 2 * kMaxFftSharedBytes) : kMaxFftSharedBytes;
     while (p.lines > 1 && shared_bytes() > limit) p.lines = lines_first ? p.lines / 2 : p.lines - 1;
     p.shared_bytes = shared_bytes();
-    p.threads = p.fixed ? p.lines * (p.size / p.radix[0]) : kFftThreads;
-    p.regular = p.fixed && !lines_first && p.threads == kFftThreads;
+    p.threads = p.fixed ? p.lines * (p.size / p.radix[0]) : kAnyFftThreads;
+    const bool near = std::max(std::abs(p.in.inner), std::abs(p.out.inner)) < (1 << 20);
+    p.regular = p.fixed && p.joined && near && !lines_first && p.threads == kFftThreads;
     p.by_lines = quotient(unsigned(p.lines));
     p.array_lines = (p.paired ? 2 : 1) * p.lines;
     p.blocks = ceil_div(p.total, int64_t(p.lines));

@@ -8,7 +8,8 @@ namespace turbofno {
 
 constexpr int kMaxRadix = 17, kMaxFftStages = 5;
 constexpr int kMaxFftSize = 8192; // complex values of a line
-constexpr int kFftThreads = 256, kMaxFftThreads = 1024; // of a block; more only where lines are first
+constexpr int kFftThreads = 256, kMaxFftThreads = 1024; // of a block of fixed kernels; more only where lines are first
+constexpr int kAnyFftThreads = 128; // of other blocks
 
 // Division by a constant of numbers below 2^31.
 struct Quotient {
@@ -58,7 +59,8 @@ struct FftPlan {
     int threads, shared_bytes;
     int64_t blocks;
     bool fixed; // threads = lines * size / radix[0], in a kernel for these radices
-    bool regular; // fixed, with kFftThreads threads and line_pitch as fft_line_pitch has it
+    bool regular; // joined, fixed, kFftThreads threads, line_pitch as fft_line_pitch has it, places of a block's
+                  // values in the arrays below 2^31
     bool padded; // values that are next to each other may not be so in shared memory
     bool paired; // two real lines are one complex line
     bool joined; // all lines are `inner` strides apart
