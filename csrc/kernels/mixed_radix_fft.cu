@@ -48,9 +48,8 @@ template <int... R> struct Fixed {
     }
     static __device__ constexpr int pitch(int stage) {
         const int list[] = {R...};
-        return fft_pitch(list, kStages, stage, true);
+        return fft_pitch(list, kStages, stage);
     }
-    static __device__ constexpr bool padded() { return true; }
     static __device__ constexpr int size() { return (R * ...); }
     static __device__ constexpr int stages() { return kStages; }
     static __device__ constexpr int after(int stage) {
@@ -74,7 +73,6 @@ template <int MAX_RADIX, int THREADS, int BLOCKS> struct Any { // any radices; B
     __device__ explicit Any(const FftPlan &plan) : p(plan) {}
     __device__ int radix(int stage) const { return p.radix[stage]; }
     __device__ int pitch(int stage) const { return p.pitch[stage]; }
-    __device__ bool padded() const { return p.padded; }
     __device__ int size() const { return p.size; }
     __device__ int stages() const { return p.stages; }
     __device__ int after(int stage) const { return int(p.by_after[stage].by); }
@@ -85,17 +83,10 @@ template <int MAX_RADIX, int THREADS, int BLOCKS> struct Any { // any radices; B
     __device__ int over_half(int n) const { return int(p.by_half(n)); }
 };
 
-// Place in shared memory of values d whose digits are `first` and later ones, the last digit fastest.
-template <typename Shape> __device__ __forceinline__ int place_of_points(const Shape &shape, int first, int d) {
-    if (!shape.padded()) return d;
-    int place = 0;
-#pragma unroll
-    for (int i = shape.stages() - 1; i > first; --i) {
-        const int rest = shape.over_radix(i, d);
-        place += (d - rest * shape.radix(i)) * shape.pitch(i);
-        d = rest;
-    }
-    return place + d * shape.pitch(first);
+// Place in shared memory of value d of a line.
+template <typename Shape> __device__ __forceinline__ int place_of_point(const Shape &shape, int d) {
+    const int padding = shape.pitch(0) - shape.after(0); // 0 or 1
+    return padding == 0 ? d : d + shape.over_butterflies(0, d);
 }
 
 // Place of result q whose digits are those before `end`, the first digit fastest.
@@ -261,13 +252,13 @@ template <typename Shape> struct Transform {
         const int after = shape.after(stage);
         int place, before = 0; // digits before this one, as a result's index
         if (stage == 0) {
-            place = last ? 0 : place_of_points(shape, 1, index);
+            place = index;
         } else if (last) {
             before = index;
             place = place_of_results(shape, stage, index);
         } else {
             before = shape.over_after(stage, index);
-            place = place_of_results(shape, stage, before) + place_of_points(shape, stage + 1, index - before * after);
+            place = place_of_results(shape, stage, before) + index - before * after;
         }
         float2 *const here = values + line * p.line_pitch + place;
         const int pitch = shape.pitch(stage);
@@ -460,7 +451,7 @@ template <typename Shape> struct Transform {
         const int size = shape.size();
         bool finite = true;
         const auto check = [&](float2 v) { finite = finite && v.x - v.x == 0.0f && v.y - v.y == 0.0f; };
-        const auto place = [&](int line, int point) { return line * p.line_pitch + place_of_points(shape, 0, point); };
+        const auto place = [&](int line, int point) { return line * p.line_pitch + place_of_point(shape, point); };
         if (p.in.access == kFftHalf || p.in.access == kFftTwoHalves) {
             struct Held {
                 uint2 low, high;
@@ -610,37 +601,41 @@ template <typename Shape> struct Transform {
         }
     }
     __device__ __forceinline__ static constexpr int regular_line_pitch() {
-        return fft_line_pitch(Shape::radix(0) * Shape::pitch(0), 16);
+        return fft_line_pitch(Shape::radix(0) * Shape::pitch(0), Shape::after(0));
     }
 
     template <typename Pair> __device__ __forceinline__ void take_halves() const {
         constexpr int size = Shape::size(), pairs = Shape::radix(0) / 2, line_pitch = regular_line_pitch();
         const Pair *const from = static_cast<const Pair *>(a.in) + line0 * p.in.inner;
         const int step = int(p.in.inner);
-        Pair low[pairs], high[pairs], middle{};
-#pragma unroll
-        for (int i = 0; i < pairs; ++i) {
-            int line, k;
-            regular_pair(i, line, k);
-            const int at = (line < lines ? line : 0) * step;
-            low[i] = __ldcs(from + (at + k));
-            high[i] = __ldcs(from + (at + size - k));
-        }
+        Pair middle{};
         if (int(threadIdx.x) < lines) middle = __ldcs(from + (int(threadIdx.x) * step + size / 2));
+#pragma unroll 1
+        for (int part = 0; part < pairs; part += 4) { // eight loads of a thread on their way
+            Pair low[4], high[4];
 #pragma unroll
-        for (int i = 0; i < pairs; ++i) {
-            int line, k;
-            regular_pair(i, line, k);
-            float2 v = taken_as(low[i]), u = taken_as(high[i]);
-            if (k == 0) v.y = u.y = 0.0f;
-            const float2 sum = v + conjugate(u), turned = product(v - conjugate(u), __ldg(a.table + k));
-            float2 *const to = values + line * line_pitch;
-            to[place_of_points(shape, 0, k)] = {sum.x - turned.y, sum.y + turned.x};
-            if (k != 0) to[place_of_points(shape, 0, size - k)] = {sum.x + turned.y, turned.x - sum.y};
+            for (int i = 0; i < 4; ++i) {
+                int line, k;
+                regular_pair(part + i, line, k);
+                const int at = (line < lines ? line : 0) * step;
+                low[i] = __ldcs(from + (at + k));
+                high[i] = __ldcs(from + (at + size - k));
+            }
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                int line, k;
+                regular_pair(part + i, line, k);
+                float2 v = taken_as(low[i]), u = taken_as(high[i]);
+                if (k == 0) v.y = u.y = 0.0f;
+                const float2 sum = v + conjugate(u), turned = product(v - conjugate(u), __ldg(a.table + k));
+                float2 *const to = values + line * line_pitch;
+                to[place_of_point(shape, k)] = {sum.x - turned.y, sum.y + turned.x};
+                if (k != 0) to[place_of_point(shape, size - k)] = {sum.x + turned.y, turned.x - sum.y};
+            }
         }
         if (int(threadIdx.x) < lines) {
             const float2 v = taken_as(middle);
-            values[threadIdx.x * line_pitch + place_of_points(shape, 0, size / 2)] = v + v;
+            values[threadIdx.x * line_pitch + place_of_point(shape, size / 2)] = v + v;
         }
     }
 
@@ -649,7 +644,7 @@ template <typename Shape> struct Transform {
         const float half_scale = 0.5f * a.scale;
         Pair *const to = static_cast<Pair *>(a.out) + line0 * p.out.inner;
         const int step = int(p.out.inner);
-#pragma unroll
+#pragma unroll 4
         for (int i = 0; i < pairs; ++i) {
             int line, k;
             regular_pair(i, line, k);

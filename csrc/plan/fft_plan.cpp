@@ -18,8 +18,8 @@ int twos(int n) {
     return count;
 }
 
-// The fewest stages; of these few operations, and all factors of two in one radix, which comes first: then the distances in
-// shared memory are odd without padding.
+// The fewest stages; of these few operations, and all factors of two in one radix, which comes first: then the distance of
+// first digits is odd without padding.
 struct Stages {
     int count, radix[kMaxFftStages];
 
@@ -177,9 +177,8 @@ FftPlan plan(const turbofno_fft &given) {
         p.stages = found.count;
         std::copy(found.radix, found.radix + found.count, p.radix);
     }
-    p.padded = p.fixed || p.size / p.radix[0] % 4 == 0;
     for (int i = 0; i < p.stages; ++i) {
-        p.pitch[i] = fft_pitch(p.radix, p.stages, i, p.padded);
+        p.pitch[i] = fft_pitch(p.radix, p.stages, i);
         p.by_radix[i] = quotient(unsigned(p.radix[i]));
         p.by_butterflies[i] = quotient(unsigned(p.size / p.radix[i]));
     }
@@ -203,7 +202,8 @@ FftPlan plan(const turbofno_fft &given) {
         p.lines = lines_first ? power_of_two_below(std::max(kBlockValues / p.size, sector_lines)) : filling_lines(p);
     }
     const auto shared_bytes = [&] { // values, offsets of the array's lines, and whether one of them is not finite
-        p.line_pitch = fft_line_pitch(values, lines_first ? power_of_two_below(p.lines) : 16);
+        const int together = std::min(16, power_of_two_below(p.lines)); // neighbouring threads with neighbouring lines
+        p.line_pitch = fft_line_pitch(values, lines_first ? 16 / together : p.size / p.radix[0]);
         return p.lines * (8 * p.line_pitch + (p.paired ? 32 : 16)) + 16;
     };
     const int limit = lines_first ? std::min(given.shared_bytes, 2 * kMaxFftSharedBytes) : kMaxFftSharedBytes;

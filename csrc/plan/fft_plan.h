@@ -61,7 +61,6 @@ struct FftPlan {
     bool fixed; // threads = lines * size / radix[0], in a kernel for these radices
     bool regular; // joined, fixed, kFftThreads threads, line_pitch as fft_line_pitch has it, places of a block's
                   // values in the arrays below 2^31
-    bool padded; // values that are next to each other may not be so in shared memory
     bool paired; // two real lines are one complex line
     bool joined; // all lines are `inner` strides apart
     bool half; // float16 values
@@ -86,18 +85,18 @@ constexpr FftRadices fixed_radices(int size) {
     }
 }
 
-// Distance in shared memory of neighbouring values of digit i. Padded, those of the first digits are odd, which keeps the
-// last stage free of bank conflicts; the last digits are together where the first stage writes them.
-TURBOFNO_HOST_DEVICE constexpr int fft_pitch(const int *radix, int stages, int digit, bool padded) {
+// Distance in shared memory of neighbouring values of digit i. That of the first digit is odd: in the last stage
+// neighbouring threads have neighbouring first digits, and 16 of them read different banks.
+TURBOFNO_HOST_DEVICE constexpr int fft_pitch(const int *radix, int stages, int digit) {
     int pitch = 1;
-    for (int i = stages - 1; i > digit; --i) pitch = padded ? (pitch * radix[i]) | 1 : pitch * radix[i];
-    return pitch;
+    for (int i = stages - 1; i > digit; --i) pitch *= radix[i];
+    return digit == 0 ? pitch | 1 : pitch;
 }
 
-// Distance of lines, so that 16 neighbouring threads are in different banks if `together` of them have neighbouring lines.
-TURBOFNO_HOST_DEVICE constexpr int fft_line_pitch(int values, int together) {
-    const int wanted = together >= 16 ? 1 : 16 / together;
-    return round_up(values - wanted, 16) + wanted;
+// Distance of lines that take `values` places: `wanted` modulo 16. In the first stage neighbouring threads have the
+// `wanted` neighbouring values of a line, then those of the next one.
+TURBOFNO_HOST_DEVICE constexpr int fft_line_pitch(int values, int wanted) {
+    return values + (((wanted - values) % 16) + 16) % 16;
 }
 
 FftPlan plan(const turbofno_fft &fft);
