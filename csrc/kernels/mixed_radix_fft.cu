@@ -181,7 +181,8 @@ template <typename Shape> struct Transform {
 
     // Splits a block-wide index into line and index within the line of `count` items.
     template <typename Over>
-    __device__ __forceinline__ void split(bool lines_first, int item, int count, const Over &over, int &line, int &index) const {
+    __device__ __forceinline__ void split(bool lines_first, int item, int count, const Over &over, int &line,
+                                          int &index) const {
         if (lines_first) {
             index = int(p.by_lines(unsigned(item)));
             line = item - index * int(p.by_lines.by);
@@ -465,7 +466,8 @@ template <typename Shape> struct Transform {
                 int line, k;
                 where(item, line, k);
                 if (Shape::kFixed || even) return Held{fetch_pair<PLAIN>(line, k), fetch_pair<PLAIN>(line, size - k)};
-                return Held{fetch_pair<PLAIN>(2 * line + (pass == 2), k), pass == 0 ? fetch_pair<PLAIN>(2 * line + 1, k) : uint2{}};
+                return Held{fetch_pair<PLAIN>(2 * line + (pass == 2), k),
+                            pass == 0 ? fetch_pair<PLAIN>(2 * line + 1, k) : uint2{}};
             };
             const auto use = [&](int item, const Held &held) {
                 int line, k;
@@ -502,13 +504,14 @@ template <typename Shape> struct Transform {
         };
         if (PLAIN && p.in.access == kFftComplex && !p.half) {
             const int total = p.lines * size;
-#pragma unroll 4
+#pragma unroll 2
             for (int item = threadIdx.x; item < total; item += p.threads) {
                 int line, point;
                 where(item, line, point);
                 const int64_t from = in_offsets[line];
                 const bool exists = from != kNoLine;
-                copy_async<8>(&values[place(line, point)], static_cast<const float2 *>(a.in) + (exists ? from + point : 0), exists);
+                const float2 *const value = static_cast<const float2 *>(a.in) + (exists ? from + point : 0);
+                copy_async<8>(&values[place(line, point)], value, exists);
             }
             commit_copies();
             wait_copies<0>();
@@ -520,8 +523,11 @@ template <typename Shape> struct Transform {
                 int line, point;
                 where(item, line, point);
                 if (p.in.access == kFftComplex) return fetch_pair<PLAIN>(line, point);
-                if (p.in.access == kFftNeighbours) return uint2{fetch_real<PLAIN>(line, 2 * point), fetch_real<PLAIN>(line, 2 * point + 1)};
-                return uint2{fetch_real<PLAIN>(2 * line + (pass == 2), point), pass == 0 ? fetch_real<PLAIN>(2 * line + 1, point) : 0};
+                if (p.in.access == kFftNeighbours) {
+                    return uint2{fetch_real<PLAIN>(line, 2 * point), fetch_real<PLAIN>(line, 2 * point + 1)};
+                }
+                return uint2{fetch_real<PLAIN>(2 * line + (pass == 2), point),
+                             pass == 0 ? fetch_real<PLAIN>(2 * line + 1, point) : 0};
             },
             [&](int item, uint2 held) {
                 int line, point;
@@ -540,7 +546,9 @@ template <typename Shape> struct Transform {
 
     template <bool PLAIN> __device__ __forceinline__ void put_out(int pass) const {
         const int size = shape.size();
-        const auto value = [&](int line, int q) { return values[line * p.line_pitch + place_of_results(shape, shape.stages(), q)]; };
+        const auto value = [&](int line, int q) {
+            return values[line * p.line_pitch + place_of_results(shape, shape.stages(), q)];
+        };
         if (p.out.access == kFftHalf || p.out.access == kFftTwoHalves) {
             const auto combine = [&](int line, int k) {
                 const float2 v = value(line, k), u = conjugate(value(line, k == 0 ? 0 : size - k));
