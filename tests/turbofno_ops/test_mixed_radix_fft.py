@@ -163,7 +163,7 @@ def error(got: np.ndarray, truth: np.ndarray) -> float:
 
 
 def bound(case: Case) -> float:
-    """Twice the error of pocketfft in float32 (6.5e-8 of 16 points, 1.26e-7 of 4096); float16 rounds input and result."""
+    """Twice the error of pocketfft in float32 (6.5e-8 of 16 points, 1.26e-7 of 4096); float16 rounds the result."""
     return 4e-4 if case.half else 1.6e-8 * (np.log2(case.points) + 3)
 
 
