@@ -80,6 +80,7 @@ def expected(case: Case, values: np.ndarray) -> np.ndarray:
     """The transform by numpy in float64."""
     x = full(values, case.given, case.length(REAL_TO_COMPLEX))
     n = case.points
+    y: np.ndarray
     if case.kind == COMPLEX:
         y = np.fft.ifft(x) * n if case.inverse else np.fft.fft(x)
     elif case.kind == REAL_TO_COMPLEX:
