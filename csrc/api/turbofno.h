@@ -248,9 +248,12 @@ typedef enum {
  * of it is at o * outer stride + i * inner stride + p * point stride, in values (real or complex) of its array.
  * float32, or with TURBOFNO_FP16 float16, arithmetic in float32 either way.
  *
- * Of the input `in_head` values are given, the line's first, and `in_tail`, its last; all between them are zero. Of the
- * result the `out_head` first and the `out_tail` last values are computed and written, next to each other. The line is
- * `points` long, or points / 2 + 1 on the complex side of a real transform. */
+ * Of the input `in_head` values are given, the line's first, and `in_tail`, its last; all between them are zero and are not
+ * stored: the first value of the tail is next to the last of the head. Of the result the `out_head` first and the `out_tail`
+ * last values are computed and written in the same way. The line is `points` long, or points / 2 + 1 on the complex side of a
+ * real transform. Strides may be any; results must not overlap.
+ *
+ * A non-finite input value spoils its line only. */
 typedef struct {
     int64_t outer, inner;
     int64_t in_outer, in_inner, in_point; /* strides */

@@ -19,6 +19,7 @@
 #include <cuda_fp16.h>
 
 #include "../plan/fft_plan.h"
+#include "async_copy.cuh"
 #include "pdl.cuh"
 #include "radix.cuh"
 
@@ -64,7 +65,7 @@ template <int... R> struct Fixed {
     static __device__ int over_half(int n) { return n / ((size() + 1) / 2); }
 };
 
-template <int MAX_RADIX, int THREADS, int BLOCKS> struct Any {
+template <int MAX_RADIX, int THREADS, int BLOCKS> struct Any { // any radices; BLOCKS on a multiprocessor
     static constexpr bool kFixed = false;
     static constexpr int kMaxRadix = MAX_RADIX, kThreads = THREADS, kBlocks = BLOCKS;
     const FftPlan &p;
@@ -82,16 +83,10 @@ template <int MAX_RADIX, int THREADS, int BLOCKS> struct Any {
     __device__ int over_half(int n) const { return int(p.by_half(n)); }
 };
 
-// Place in shared memory of values d whose digits are `first` and later ones, the last digit fastest.
-template <typename Shape> __device__ __forceinline__ int place_of_points(const Shape &shape, int first, int d) {
-    int place = 0;
-#pragma unroll
-    for (int i = shape.stages() - 1; i > first; --i) {
-        const int rest = shape.over_radix(i, d);
-        place += (d - rest * shape.radix(i)) * shape.pitch(i);
-        d = rest;
-    }
-    return place + d * shape.pitch(first);
+// Place in shared memory of value d of a line.
+template <typename Shape> __device__ __forceinline__ int place_of_point(const Shape &shape, int d) {
+    const int padding = shape.pitch(0) - shape.after(0); // 0 or 1
+    return padding == 0 ? d : d + shape.over_butterflies(0, d);
 }
 
 // Place of result q whose digits are those before `end`, the first digit fastest.
@@ -123,11 +118,13 @@ __device__ __forceinline__ float2 to_float(uint2 pair, bool half) {
     if (!half) return {__uint_as_float(pair.x), __uint_as_float(pair.y)};
     return {to_float(pair.x & 0xffff, true), to_float(pair.x >> 16, true)};
 }
+__device__ __forceinline__ void write(float2 *to, float2 v) { *to = v; }
+__device__ __forceinline__ void write(__half2 *to, float2 v) { *to = __floats2half2_rn(v.x, v.y); }
 __device__ __forceinline__ void write(void *to, int64_t at, float2 v, bool half) {
     if (half) {
-        static_cast<__half2 *>(to)[at] = __floats2half2_rn(v.x, v.y);
+        write(static_cast<__half2 *>(to) + at, v);
     } else {
-        static_cast<float2 *>(to)[at] = v;
+        write(static_cast<float2 *>(to) + at, v);
     }
 }
 __device__ __forceinline__ void write(void *to, int64_t at, float v, bool half) {
@@ -184,7 +181,8 @@ template <typename Shape> struct Transform {
 
     // Splits a block-wide index into line and index within the line of `count` items.
     template <typename Over>
-    __device__ __forceinline__ void split(bool lines_first, int item, int count, const Over &over, int &line, int &index) const {
+    __device__ __forceinline__ void split(bool lines_first, int item, int count, const Over &over, int &line,
+                                          int &index) const {
         if (lines_first) {
             index = int(p.by_lines(unsigned(item)));
             line = item - index * int(p.by_lines.by);
@@ -255,13 +253,13 @@ template <typename Shape> struct Transform {
         const int after = shape.after(stage);
         int place, before = 0; // digits before this one, as a result's index
         if (stage == 0) {
-            place = last ? 0 : place_of_points(shape, 1, index);
+            place = index;
         } else if (last) {
             before = index;
             place = place_of_results(shape, stage, index);
         } else {
             before = shape.over_after(stage, index);
-            place = place_of_results(shape, stage, before) + place_of_points(shape, stage + 1, index - before * after);
+            place = place_of_results(shape, stage, before) + index - before * after;
         }
         float2 *const here = values + line * p.line_pitch + place;
         const int pitch = shape.pitch(stage);
@@ -271,6 +269,10 @@ template <typename Shape> struct Transform {
         } else {
 #pragma unroll
             for (int r = 0; r < R; ++r) x[r] = here[r * pitch];
+            if (stage == 0 && p.in.access == kFftComplex) {
+#pragma unroll
+                for (int r = 0; r < R; ++r) x[r].y *= a.in_sign;
+            }
         }
         if constexpr (R > 1) {
             if (stage > 0) twiddle(x, before * after * a.table_step);
@@ -300,7 +302,7 @@ template <typename Shape> struct Transform {
         const bool inside = line < lines;
         const int64_t from = inside ? offset(p.in, line0 + line) : 0;
         uint2 read[R];
-        if (Shape::kFixed && inside && p.in.gap == 0) {
+        if (inside && p.in.gap == 0) {
             const int64_t first = from + index * p.in.point, stride = step * p.in.point;
             if (p.half) {
 #pragma unroll
@@ -343,8 +345,12 @@ template <typename Shape> struct Transform {
 
     // `to`: offset of the line.
     __device__ __forceinline__ void put_point(int64_t to, int64_t line, int point, float2 v) const {
-        if (in_gap(p.out, point)) return;
         v = result(v);
+        if (p.out.gap == 0 && p.twiddle_points == 0) {
+            write(a.out, to + point * p.out.point, v, p.half);
+            return;
+        }
+        if (in_gap(p.out, point)) return;
         if (p.twiddle_points != 0) v = twiddled(v, line, point);
         write(a.out, to + position(p.out, point), v, p.half);
     }
@@ -412,33 +418,41 @@ template <typename Shape> struct Transform {
         }
     }
 
-    __device__ __forceinline__ uint2 fetch_pair(int array_line, int point) const {
+    template <bool PLAIN> __device__ __forceinline__ uint2 fetch_pair(int array_line, int point) const {
         const int64_t from = in_offsets[array_line];
-        if (from == kNoLine || in_gap(p.in, point)) return {};
-        return read_pair(a.in, from + position(p.in, point), p.half);
+        if (from == kNoLine || (!PLAIN && in_gap(p.in, point))) return {};
+        return read_pair(a.in, from + (PLAIN ? point : position(p.in, point)), p.half);
     }
-    __device__ __forceinline__ unsigned fetch_real(int array_line, int point) const {
+    template <bool PLAIN> __device__ __forceinline__ unsigned fetch_real(int array_line, int point) const {
         const int64_t from = in_offsets[array_line];
-        if (from == kNoLine || in_gap(p.in, point)) return 0;
-        return read_real(a.in, from + position(p.in, point), p.half);
+        if (from == kNoLine || (!PLAIN && in_gap(p.in, point))) return 0;
+        return read_real(a.in, from + (PLAIN ? point : position(p.in, point)), p.half);
     }
-    template <typename V> __device__ __forceinline__ void put_value(int array_line, int point, V v) const {
+    template <bool PLAIN, typename V> __device__ __forceinline__ void put_value(int array_line, int point, V v) const {
         const int64_t to = out_offsets[array_line];
-        if (to != kNoLine && !in_gap(p.out, point)) write(a.out, to + position(p.out, point), v, p.half);
+        if (to == kNoLine || (!PLAIN && in_gap(p.out, point))) return;
+        write(a.out, to + (PLAIN ? point : position(p.out, point)), v, p.half);
     }
     __device__ __forceinline__ float2 taken(uint2 pair) const {
         const float2 v = to_float(pair, p.half);
         return {v.x, v.y * a.in_sign};
     }
-
-    static constexpr int kHeld = Shape::kFixed ? 8 : 4; // values of one thread on their way
+    __device__ __forceinline__ float2 taken_as(uint2 pair) const {
+        const float2 v = to_float(pair, false);
+        return {v.x, v.y * a.in_sign};
+    }
+    __device__ __forceinline__ float2 taken_as(unsigned pair) const {
+        const float2 v = to_float(uint2{pair, 0}, true);
+        return {v.x, v.y * a.in_sign};
+    }
 
     // Returns true if this thread read a value that is not finite.
-    __device__ __forceinline__ bool take_in(int pass) const {
+    template <bool PLAIN> __device__ __forceinline__ bool take_in(int pass) const {
+        constexpr int held_at_once = PLAIN ? 4 : 2; // loads of a thread on their way
         const int size = shape.size();
         bool finite = true;
         const auto check = [&](float2 v) { finite = finite && v.x - v.x == 0.0f && v.y - v.y == 0.0f; };
-        const auto place = [&](int line, int point) { return line * p.line_pitch + place_of_points(shape, 0, point); };
+        const auto place = [&](int line, int point) { return line * p.line_pitch + place_of_point(shape, point); };
         if (p.in.access == kFftHalf || p.in.access == kFftTwoHalves) {
             struct Held {
                 uint2 low, high;
@@ -451,8 +465,9 @@ template <typename Shape> struct Transform {
             const auto fetch = [&](int item) {
                 int line, k;
                 where(item, line, k);
-                if (Shape::kFixed || even) return Held{fetch_pair(line, k), fetch_pair(line, size - k)};
-                return Held{fetch_pair(2 * line + (pass == 2), k), pass == 0 ? fetch_pair(2 * line + 1, k) : uint2{}};
+                if (Shape::kFixed || even) return Held{fetch_pair<PLAIN>(line, k), fetch_pair<PLAIN>(line, size - k)};
+                return Held{fetch_pair<PLAIN>(2 * line + (pass == 2), k),
+                            pass == 0 ? fetch_pair<PLAIN>(2 * line + 1, k) : uint2{}};
             };
             const auto use = [&](int item, const Held &held) {
                 int line, k;
@@ -474,11 +489,11 @@ template <typename Shape> struct Transform {
             };
             // value size / 2 of even sizes is its own partner
             const bool alone = even && size % 2 == 0 && int(threadIdx.x) < p.lines;
-            const uint2 ahead = alone ? fetch_pair(threadIdx.x, size / 2) : uint2{};
-            each_held<Shape::kFixed ? kHeld : kHeld / 2, Held>(count, fetch, use);
+            const uint2 ahead = alone ? fetch_pair<PLAIN>(threadIdx.x, size / 2) : uint2{};
+            each_held<held_at_once / 2, Held>(count, fetch, use);
             if (alone) {
                 for (int line = threadIdx.x; line < p.lines; line += p.threads) {
-                    const float2 v = taken(line == int(threadIdx.x) ? ahead : fetch_pair(line, size / 2));
+                    const float2 v = taken(line == int(threadIdx.x) ? ahead : fetch_pair<PLAIN>(line, size / 2));
                     values[place(line, size / 2)] = v + v;
                 }
             }
@@ -487,21 +502,39 @@ template <typename Shape> struct Transform {
         const auto where = [&](int item, int &line, int &point) {
             split(p.in.lines_first, item, size, [&](int n) { return shape.over_size(n); }, line, point);
         };
-        each_held<kHeld, uint2>(
+        if (PLAIN && p.in.access == kFftComplex && !p.half) {
+            const int total = p.lines * size;
+#pragma unroll 2
+            for (int item = threadIdx.x; item < total; item += p.threads) {
+                int line, point;
+                where(item, line, point);
+                const int64_t from = in_offsets[line];
+                const bool exists = from != kNoLine;
+                const float2 *const value = static_cast<const float2 *>(a.in) + (exists ? from + point : 0);
+                copy_async<8>(&values[place(line, point)], value, exists);
+            }
+            commit_copies();
+            wait_copies<0>();
+            return false;
+        }
+        each_held<held_at_once, uint2>(
             size,
             [&](int item) {
                 int line, point;
                 where(item, line, point);
-                if (p.in.access == kFftComplex) return fetch_pair(line, point);
-                if (p.in.access == kFftNeighbours) return uint2{fetch_real(line, 2 * point), fetch_real(line, 2 * point + 1)};
-                return uint2{fetch_real(2 * line + (pass == 2), point), pass == 0 ? fetch_real(2 * line + 1, point) : 0};
+                if (p.in.access == kFftComplex) return fetch_pair<PLAIN>(line, point);
+                if (p.in.access == kFftNeighbours) {
+                    return uint2{fetch_real<PLAIN>(line, 2 * point), fetch_real<PLAIN>(line, 2 * point + 1)};
+                }
+                return uint2{fetch_real<PLAIN>(2 * line + (pass == 2), point),
+                             pass == 0 ? fetch_real<PLAIN>(2 * line + 1, point) : 0};
             },
             [&](int item, uint2 held) {
                 int line, point;
                 where(item, line, point);
                 float2 v;
                 if (p.in.access == kFftComplex) {
-                    v = taken(held);
+                    v = to_float(held, p.half); // the first stage conjugates
                 } else {
                     v = {to_float(held.x, p.half), to_float(held.y, p.half)};
                     check(v);
@@ -511,9 +544,11 @@ template <typename Shape> struct Transform {
         return !finite;
     }
 
-    __device__ __forceinline__ void put_out(int pass) const {
+    template <bool PLAIN> __device__ __forceinline__ void put_out(int pass) const {
         const int size = shape.size();
-        const auto value = [&](int line, int q) { return values[line * p.line_pitch + place_of_results(shape, shape.stages(), q)]; };
+        const auto value = [&](int line, int q) {
+            return values[line * p.line_pitch + place_of_results(shape, shape.stages(), q)];
+        };
         if (p.out.access == kFftHalf || p.out.access == kFftTwoHalves) {
             const auto combine = [&](int line, int k) {
                 const float2 v = value(line, k), u = conjugate(value(line, k == 0 ? 0 : size - k));
@@ -521,15 +556,15 @@ template <typename Shape> struct Transform {
                 const float2 even{0.5f * sum.x, 0.5f * sum.y}, odd{0.5f * difference.y, -0.5f * difference.x};
                 if (Shape::kFixed || p.out.access == kFftHalf) {
                     const float2 turned = product(odd, __ldg(a.table + k));
-                    put_value(line, k, result(even + turned));
-                    if (2 * k != size) put_value(line, size - k, result(conjugate(even - turned)));
+                    put_value<PLAIN>(line, k, result(even + turned));
+                    if (2 * k != size) put_value<PLAIN>(line, size - k, result(conjugate(even - turned)));
                 } else {
-                    put_value(2 * line + (pass == 2), k, result(even));
-                    if (pass == 0) put_value(2 * line + 1, k, result(odd));
+                    put_value<PLAIN>(2 * line + (pass == 2), k, result(even));
+                    if (pass == 0) put_value<PLAIN>(2 * line + 1, k, result(odd));
                 }
             };
             const int count = (size + 1) / 2, total = p.lines * count;
-#pragma unroll 2
+#pragma unroll(PLAIN ? 2 : 1)
             for (int item = threadIdx.x; item < total; item += p.threads) {
                 int line, k;
                 split(p.out.lines_first, item, count, [&](int n) { return shape.over_half(n); }, line, k);
@@ -542,22 +577,131 @@ template <typename Shape> struct Transform {
             return;
         }
         const int total = p.lines * size;
-#pragma unroll 2
+#pragma unroll(PLAIN ? 2 : 1)
         for (int item = threadIdx.x; item < total; item += p.threads) {
             int line, point;
             split(p.out.lines_first, item, size, [&](int n) { return shape.over_size(n); }, line, point);
             const float2 v = value(line, point);
             if (p.out.access == kFftComplex) {
                 const float2 r = result(v);
-                put_value(line, point, p.twiddle_points == 0 ? r : twiddled(r, line0 + line, point));
+                put_value<PLAIN>(line, point, p.twiddle_points == 0 ? r : twiddled(r, line0 + line, point));
             } else if (p.out.access == kFftNeighbours) {
-                put_value(line, 2 * point, v.x * a.scale);
-                put_value(line, 2 * point + 1, v.y * a.scale);
+                put_value<PLAIN>(line, 2 * point, v.x * a.scale);
+                put_value<PLAIN>(line, 2 * point + 1, v.y * a.scale);
             } else {
-                put_value(2 * line + (pass == 2), point, v.x * a.scale);
-                if (pass == 0) put_value(2 * line + 1, point, v.y * a.scale);
+                put_value<PLAIN>(2 * line + (pass == 2), point, v.x * a.scale);
+                if (pass == 0) put_value<PLAIN>(2 * line + 1, point, v.y * a.scale);
             }
         }
+    }
+
+    // Both again for real transforms of even size, where lines and threads are those that the kernel knows.
+
+    // Line and k of pair i of this thread.
+    __device__ __forceinline__ static void regular_pair(int i, int &line, int &k) {
+        constexpr int count = Shape::size() / 2;
+        if constexpr (count <= kFftThreads) {
+            line = int(threadIdx.x) / count + i * (kFftThreads / count);
+            k = int(threadIdx.x) % count;
+        } else {
+            line = i / (count / kFftThreads);
+            k = int(threadIdx.x) + i % (count / kFftThreads) * kFftThreads;
+        }
+    }
+    __device__ __forceinline__ static constexpr int regular_line_pitch() {
+        return fft_line_pitch(Shape::radix(0) * Shape::pitch(0), Shape::after(0));
+    }
+
+    template <typename Pair> __device__ __forceinline__ void take_halves() const {
+        constexpr int size = Shape::size(), pairs = Shape::radix(0) / 2, line_pitch = regular_line_pitch();
+        const Pair *const from = static_cast<const Pair *>(a.in) + line0 * p.in.inner;
+        const int step = int(p.in.inner);
+        Pair middle{};
+        if (int(threadIdx.x) < lines) middle = __ldcs(from + (int(threadIdx.x) * step + size / 2));
+#pragma unroll 1
+        for (int part = 0; part < pairs; part += 4) { // eight loads of a thread on their way
+            Pair low[4], high[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                int line, k;
+                regular_pair(part + i, line, k);
+                const int at = (line < lines ? line : 0) * step;
+                low[i] = __ldcs(from + (at + k));
+                high[i] = __ldcs(from + (at + size - k));
+            }
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                int line, k;
+                regular_pair(part + i, line, k);
+                float2 v = taken_as(low[i]), u = taken_as(high[i]);
+                if (k == 0) v.y = u.y = 0.0f;
+                const float2 sum = v + conjugate(u), turned = product(v - conjugate(u), __ldg(a.table + k));
+                float2 *const to = values + line * line_pitch;
+                to[place_of_point(shape, k)] = {sum.x - turned.y, sum.y + turned.x};
+                if (k != 0) to[place_of_point(shape, size - k)] = {sum.x + turned.y, turned.x - sum.y};
+            }
+        }
+        if (int(threadIdx.x) < lines) {
+            const float2 v = taken_as(middle);
+            values[threadIdx.x * line_pitch + place_of_point(shape, size / 2)] = v + v;
+        }
+    }
+
+    template <typename Pair> __device__ __forceinline__ void put_halves() const {
+        constexpr int size = Shape::size(), pairs = Shape::radix(0) / 2, line_pitch = regular_line_pitch();
+        const float half_scale = 0.5f * a.scale;
+        Pair *const to = static_cast<Pair *>(a.out) + line0 * p.out.inner;
+        const int step = int(p.out.inner);
+#pragma unroll 4
+        for (int i = 0; i < pairs; ++i) {
+            int line, k;
+            regular_pair(i, line, k);
+            if (line >= lines) break;
+            const float2 *const from = values + line * line_pitch;
+            const float2 w = __ldg(a.table + k), turn{half_scale * w.y, -half_scale * w.x}; // -i w scale / 2
+            const float2 v = from[place_of_results(shape, Shape::kStages, k)];
+            const float2 u = from[place_of_results(shape, Shape::kStages, k == 0 ? 0 : size - k)];
+            const float2 sum{v.x + u.x, v.y - u.y}, turned = product({v.x - u.x, v.y + u.y}, turn);
+            write(to + (line * step + k), {fmaf(sum.x, half_scale, turned.x), a.out_sign * fmaf(sum.y, half_scale, turned.y)});
+            write(to + (line * step + size - k),
+                  {fmaf(sum.x, half_scale, -turned.x), a.out_sign * fmaf(-sum.y, half_scale, turned.y)});
+        }
+        if (int(threadIdx.x) < lines) {
+            const float2 v = values[threadIdx.x * line_pitch + place_of_results(shape, Shape::kStages, size / 2)];
+            write(to + (int(threadIdx.x) * step + size / 2), result(conjugate(v)));
+        }
+    }
+
+    __device__ __forceinline__ bool enter(int pass) const {
+        if constexpr (Shape::kFixed) {
+            if (p.regular && p.in.access == kFftHalf && p.in.plain) {
+                if (p.half) {
+                    take_halves<unsigned>();
+                } else {
+                    take_halves<uint2>();
+                }
+                return false;
+            }
+        } else if (p.in.plain) {
+            return take_in<true>(pass);
+        }
+        return take_in<false>(pass);
+    }
+    __device__ __forceinline__ void leave(int pass) const {
+        if constexpr (Shape::kFixed) {
+            if (p.regular && p.out.access == kFftHalf && p.out.plain) {
+                if (p.half) {
+                    put_halves<__half2>();
+                } else {
+                    put_halves<float2>();
+                }
+                return;
+            }
+        } else if (p.out.plain) {
+            put_out<true>(pass);
+            return;
+        }
+        put_out<false>(pass);
     }
 };
 
@@ -576,7 +720,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) transform_lin
     // If a line of a pair has a value that is not finite, a block transforms both lines alone.
     for (int pass = 0;;) {
         if (p.in.access != kFftDirect) {
-            const bool bad = transform.take_in(pass);
+            const bool bad = transform.enter(pass);
             if (!Shape::kFixed && p.paired && bad) *spoilt = 1;
             __syncthreads();
         }
@@ -588,7 +732,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) transform_lin
         transform.stages();
         if (p.out.access != kFftDirect) {
             __syncthreads();
-            transform.put_out(pass);
+            transform.leave(pass);
         }
         if (Shape::kFixed || pass != 1) break;
         pass = 2;
@@ -609,7 +753,7 @@ Kernel kernel_for(const FftPlan &p) {
     case 1024: return transform_lines<Fixed<16, 8, 8>>;
     case 2048: return transform_lines<Fixed<16, 16, 8>>;
     case 4096: return transform_lines<Fixed<16, 16, 16>>;
-    default: return transform_lines<Any<17, 256, 3>>;
+    default: return transform_lines<Any<kMaxRadix, kAnyFftThreads, 5>>;
     }
 }
 

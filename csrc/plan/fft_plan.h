@@ -8,7 +8,8 @@ namespace turbofno {
 
 constexpr int kMaxRadix = 17, kMaxFftStages = 5;
 constexpr int kMaxFftSize = 8192; // complex values of a line
-constexpr int kMaxFftThreads = 1024; // of a block
+constexpr int kFftThreads = 256, kMaxFftThreads = 1024; // of a block of fixed kernels; more only where lines are first
+constexpr int kAnyFftThreads = 128; // of other blocks
 
 // Division by a constant of numbers below 2^31.
 struct Quotient {
@@ -37,6 +38,7 @@ struct FftSide {
     int head, gap; // values before and in the part that is not stored
     int access; // FftAccess
     bool lines_first; // neighbouring threads have neighbouring lines, not points
+    bool plain; // no gap, neighbouring points next to each other
 };
 
 // A line of `size` complex values has digits d[0], d[1], .. of the radices; value p = sum of d[i] radix[i + 1] radix[i + 2] ..
@@ -57,6 +59,8 @@ struct FftPlan {
     int threads, shared_bytes;
     int64_t blocks;
     bool fixed; // threads = lines * size / radix[0], in a kernel for these radices
+    bool regular; // joined, fixed, kFftThreads threads, line_pitch as fft_line_pitch has it, places of a block's
+                  // values in the arrays below 2^31
     bool paired; // two real lines are one complex line
     bool joined; // all lines are `inner` strides apart
     bool half; // float16 values
@@ -81,12 +85,18 @@ constexpr FftRadices fixed_radices(int size) {
     }
 }
 
-// Distance in shared memory of neighbouring values of digit i. Odd distances of the first digits keep the last stage free
-// of bank conflicts; the last digits are together where the first stage writes them.
+// Distance in shared memory of neighbouring values of digit i. That of the first digit is odd: in the last stage
+// neighbouring threads have neighbouring first digits, and 16 of them read different banks.
 TURBOFNO_HOST_DEVICE constexpr int fft_pitch(const int *radix, int stages, int digit) {
     int pitch = 1;
-    for (int i = stages - 1; i > digit; --i) pitch = (pitch * radix[i]) | 1;
-    return pitch;
+    for (int i = stages - 1; i > digit; --i) pitch *= radix[i];
+    return digit == 0 ? pitch | 1 : pitch;
+}
+
+// Distance of lines that take `values` places: `wanted` modulo 16. In the first stage neighbouring threads have the
+// `wanted` neighbouring values of a line, then those of the next one.
+TURBOFNO_HOST_DEVICE constexpr int fft_line_pitch(int values, int wanted) {
+    return values + (((wanted - values) % 16) + 16) % 16;
 }
 
 FftPlan plan(const turbofno_fft &fft);
