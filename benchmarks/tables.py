@@ -275,6 +275,42 @@ def gpu_heatmap(rows: list[Row]) -> list[str]:
     ]
 
 
+def gpu_ntt(rows: list[Row]) -> list[str]:
+    """The section of number-theoretic transforms: shuffles against shared memory, by radix."""
+    radices = sorted({row["radix"] for row in rows})
+    times, gains = [], []
+    for of in _by(rows, "case"):
+        by_radix = [
+            {row["exchange"]: row for row in of if row["radix"] == radix} for radix in radices
+        ]
+        label = [of[0]["prime"], of[0]["points"], of[0]["batch"]]
+        times.append([*label, of[0]["floor ms"], *(_floors(one["shuffle"]) for one in by_radix)])
+        gains.append(
+            [
+                *label,
+                *(_ratio(one["shared memory"], one["shuffle"]) for one in by_radix),
+                _ratio(
+                    min((one["shared memory"] for one in by_radix), key=lambda row: row["ms"]),
+                    min((one["shuffle"] for one in by_radix), key=lambda row: row["ms"]),
+                ),
+            ]
+        )
+    case, named = ("prime", "points", "lines"), [f"radix {radix}" for radix in radices]
+    return [
+        "## Number-theoretic transforms",
+        "",
+        *_measured_on(rows[0]),
+        "`turbofno_ops.ntt` ([reference](reference/ntt.md)): milliseconds of a batch of forward transforms with exchanges by",
+        "warp shuffles and, in brackets, multiples of the time to read and write its int64 values once. The radix is the number",
+        "of values of a thread. Of every batch the first and the last line are compared with the CPU, all lines between variants.",
+        "",
+        *markdown([*case, "floor", *named], times),
+        "How many times faster than the same radix with exchanges through shared memory; last, the best of each:",
+        "",
+        *markdown([*case, *named, "best"], gains),
+    ]
+
+
 _CPU_TITLES = {
     "ops": "Spectral convolution on a CPU",
     "models": "Whole models on a CPU",
@@ -338,6 +374,7 @@ def document(results: Path = RESULTS) -> str:
         ("gpu_imported", gpu_imported),
         ("gpu_drawn", gpu_drawn),
         ("gpu_heatmap", gpu_heatmap),
+        ("gpu_ntt", gpu_ntt),
         ("distributed", over_cards),
     ):
         if (file := results / f"{name}.jsonl").is_file():

@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks.gpu [layers] [models] [heatmap] [imported] [drawn] [fft]`; without names, all parts."""
+"""The command line: `python -m benchmarks.gpu [PART]..`, parts as in `PARTS`; without names, all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.timing import RESULTS
 
 Measure = Callable[[], Iterable[dict[str, object]]]
 
-PARTS = ("layers", "models", "heatmap", "imported", "drawn", "fft")
+PARTS = ("layers", "models", "heatmap", "imported", "drawn", "fft", "ntt")
 
 
 def _measured(part: str, bandwidth: float, arguments: argparse.Namespace) -> dict[str, Measure]:
@@ -47,6 +47,11 @@ def _measured(part: str, bandwidth: float, arguments: argparse.Namespace) -> dic
             label: partial(drawn.measure, label, network, seconds=seconds / 10)
             for label, network in drawn.networks(drawn.COUNT)
         }
+    if part == "ntt":
+        from benchmarks.gpu import ntt
+
+        alike = {"seconds": seconds / 10}
+        return {x.label: partial(ntt.measure, x, bandwidth, **alike) for x in ntt.CASES}
     from benchmarks.gpu import heatmap
 
     return {x.label: partial(heatmap.measure, x, seconds=seconds / 10) for x in heatmap.LAYERS}

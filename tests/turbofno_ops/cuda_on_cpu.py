@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import re
 import shutil
@@ -20,7 +21,7 @@ EMULATION = ROOT / "tests" / "csrc" / "cuda_on_cpu"
 CSRC = ROOT / "csrc"
 FLAGS = (
     "-std=c++17", "-O1", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-unused-function",
-    "-Wno-psabi", "-ffp-contract=off", "-shared", "-fPIC",
+    "-Wno-psabi", "-ffp-contract=off", "-fPIC",
 )  # fmt: skip
 _ASM = re.compile(r"\basm\s*(?:volatile)?\s*\(")
 _DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?([\w:]+(?: \w+)*) (\w+)\[\];")
@@ -45,36 +46,45 @@ def compile_kernels(*sources: str) -> ctypes.CDLL:
         >>> library.turbofno_norm_affine(norm, None)  # doctest: +SKIP
         0
     """
-    compiler = shutil.which("g++")
-    if compiler is None:
+    if shutil.which("g++") is None:
         pytest.skip("no C++ compiler (g++)")
+    own = [str(EMULATION / name) for name in ("runtime.cpp", "ptx.cpp")]
+    objects = [_object(source) for source in (*sources, "kernels/launch.cpp", *own)]
+    library = _folder() / f"{'+'.join(Path(source).stem for source in sources)}.so"
+    _run("-shared", *objects, "-o", library)
+    return _declared(ctypes.CDLL(str(library)))
+
+
+@cache
+def _folder() -> Path:
+    """Return a folder with csrc as C++, removed when Python ends."""
     folder = Path(tempfile.mkdtemp(prefix="cuda_on_cpu_"))
-    try:
-        return _declared(_compiled(compiler, folder, sources))
-    finally:
-        shutil.rmtree(folder)
-
-
-def _compiled(compiler: str, folder: Path, sources: tuple[str, ...]) -> ctypes.CDLL:
+    atexit.register(shutil.rmtree, folder)
     for name in ("kernels", "plan", "api"):
         (folder / name).mkdir()
         for path in (CSRC / name).iterdir():
             (folder / name / path.name).write_text(as_cpp(path.read_text()))
-    paths = []
-    for source in (*sources, "kernels/launch.cpp"):
-        path = folder / source  # an absolute name stays as it is
-        if Path(source).is_absolute():
-            path = folder / "kernels" / Path(source).name
-            path.write_text(as_cpp(Path(source).read_text()))
-        paths.append(path)
-    units = [*paths, EMULATION / "runtime.cpp", EMULATION / "ptx.cpp"]
-    library = folder / "kernels.so"
+    return folder
+
+
+@cache
+def _object(source: str) -> Path:
+    """Compile a source and return its object file."""
+    path = _folder() / source  # an absolute name stays as it is
+    if Path(source).is_absolute() and path.suffix == ".cu":
+        path = _folder() / "kernels" / path.name
+        path.write_text(as_cpp(Path(source).read_text()))
+    compiled = _folder() / f"{path.parent.name}_{path.stem}.o"
     # nvcc includes cuda_runtime.h by itself, too
-    headers = ["-I", EMULATION, "-include", "cuda_runtime.h"]
-    command = [compiler, *FLAGS, *headers, "-x", "c++", *units, "-o", library]
-    built = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    headers = ("-I", EMULATION, "-include", "cuda_runtime.h")
+    _run(*FLAGS, *headers, "-x", "c++", "-c", path, "-o", compiled)
+    return compiled
+
+
+def _run(*arguments: str | Path) -> None:
+    command = ["g++", *map(str, arguments)]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr[:8000]
-    return ctypes.CDLL(str(library))
 
 
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
