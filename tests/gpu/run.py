@@ -113,6 +113,7 @@ def parts() -> list[Part]:
         _pytest(
             "service",
             *("tests/service/runtime", "tests/models/zoo/pde/test_random_fields.py"),
+            "tests/models/test_gpu_transforms.py",
             "tests/models/verify/test_command.py",
             f"--deselect={OVERLAP}",
             workers=3,
