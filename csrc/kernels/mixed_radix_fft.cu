@@ -106,22 +106,39 @@ template <typename Shape> __device__ __forceinline__ int place_of_results(const 
     return end == 0 ? 0 : place + q * shape.pitch(end - 1);
 }
 
-template <typename Stored> struct Pair;
-template <> struct Pair<float> {
-    using type = float2;
-};
-template <> struct Pair<__half> {
-    using type = __half2;
-};
+// Values as they are in memory: float32, or float16 in the lower bits. Converted after all loads of a thread are on their
+// way, because the conversion waits for its load.
+__device__ __forceinline__ uint2 read_pair(const void *from, int64_t at, bool half) {
+    if (half) return {__ldcs(static_cast<const unsigned *>(from) + at), 0};
+    return __ldcs(static_cast<const uint2 *>(from) + at);
+}
+__device__ __forceinline__ unsigned read_real(const void *from, int64_t at, bool half) {
+    if (half) return __ldcs(static_cast<const unsigned short *>(from) + at);
+    return __ldcs(static_cast<const unsigned *>(from) + at);
+}
+__device__ __forceinline__ float to_float(unsigned real, bool half) {
+    return half ? __half2float(__ushort_as_half(static_cast<unsigned short>(real))) : __uint_as_float(real);
+}
+__device__ __forceinline__ float2 to_float(uint2 pair, bool half) {
+    if (!half) return {__uint_as_float(pair.x), __uint_as_float(pair.y)};
+    return {to_float(pair.x & 0xffff, true), to_float(pair.x >> 16, true)};
+}
+__device__ __forceinline__ void write(void *to, int64_t at, float2 v, bool half) {
+    if (half) {
+        static_cast<__half2 *>(to)[at] = __floats2half2_rn(v.x, v.y);
+    } else {
+        static_cast<float2 *>(to)[at] = v;
+    }
+}
+__device__ __forceinline__ void write(void *to, int64_t at, float v, bool half) {
+    if (half) {
+        static_cast<__half *>(to)[at] = __float2half_rn(v);
+    } else {
+        static_cast<float *>(to)[at] = v;
+    }
+}
 
-__device__ __forceinline__ float2 to_float(float2 v) { return v; }
-__device__ __forceinline__ float2 to_float(__half2 v) { return __half22float2(v); }
-__device__ __forceinline__ float to_float(float v) { return v; }
-__device__ __forceinline__ float to_float(__half v) { return __half2float(v); }
-__device__ __forceinline__ void put(float2 *to, float2 v) { *to = v; }
-__device__ __forceinline__ void put(__half2 *to, float2 v) { *to = __floats2half2_rn(v.x, v.y); }
-__device__ __forceinline__ void put(float *to, float v) { *to = v; }
-__device__ __forceinline__ void put(__half *to, float v) { *to = __float2half_rn(v); }
+constexpr int64_t kNoLine = INT64_MIN; // offset of a line that does not exist
 
 // exp(2 pi i r / n), by an exact quotient of the nearest quarter turn
 __device__ float2 phase(int64_t r, int64_t n) {
@@ -137,21 +154,23 @@ __device__ float2 phase(int64_t r, int64_t n) {
     }
 }
 
-template <typename Shape, typename Stored> struct Transform {
-    using Complex = typename Pair<Stored>::type;
+template <typename Shape> struct Transform {
     const FftArguments &a;
     const FftPlan &p;
     const Shape shape;
+    int64_t *const in_offsets, *const out_offsets; // shared memory: of lines of the arrays, for take_in and put_out
     float2 *const values; // shared memory
     const int64_t line0;
     const int lines; // of this block
 
-    __device__ Transform(const FftArguments &arguments, float2 *shared)
-        : a(arguments), p(a.plan), shape(a.plan), values(shared), line0(int64_t(blockIdx.x) * p.lines),
+    __device__ Transform(const FftArguments &arguments, int64_t *offsets)
+        : a(arguments), p(a.plan), shape(a.plan), in_offsets(offsets), out_offsets(offsets + p.array_lines),
+          values(reinterpret_cast<float2 *>(offsets + 2 * p.array_lines)), line0(int64_t(blockIdx.x) * p.lines),
           lines(int(min(int64_t(p.lines), p.total - line0))) {}
 
     // Offset of a line of the array.
     __device__ __forceinline__ int64_t offset(const FftSide &side, int64_t line) const {
+        if (p.joined) return line * side.inner;
         const unsigned o = p.by_inner(unsigned(line));
         return o * side.outer + (unsigned(line) - o * p.by_inner.by) * side.inner;
     }
@@ -182,6 +201,7 @@ template <typename Shape, typename Stored> struct Transform {
             for (int i = 0; i < PER; ++i) f(int(threadIdx.x) + i * p.threads);
         } else {
             const int total = p.lines * count;
+#pragma unroll 1
             for (int item = threadIdx.x; item < total; item += p.threads) f(item);
         }
     }
@@ -255,49 +275,78 @@ template <typename Shape, typename Stored> struct Transform {
         if constexpr (R > 1) {
             if (stage > 0) twiddle(x, before * after * a.table_step);
         }
-        if (direct_out) {
-            if (line >= lines) return;
-            store<R>(x, line0 + line, index, count);
+        if constexpr (Shape::kFixed) {
+            float2 y[R];
+            dft(x, [&](auto k, float2 v) { y[k] = v; });
+            if (direct_out) {
+                if (line < lines) store<R>(y, line0 + line, index, count);
+            } else {
+#pragma unroll
+                for (int r = 0; r < R; ++r) here[r * pitch] = y[r];
+            }
         } else {
-            dft(x, [&](auto k, float2 v) { here[k * pitch] = v; });
+            const int64_t to = direct_out && line < lines ? offset(p.out, line0 + line) : 0;
+            dft(x, [&](auto k, float2 v) {
+                if (!direct_out) {
+                    here[k * pitch] = v;
+                } else if (line < lines) {
+                    put_point(to, line0 + line, index + k * count, v);
+                }
+            });
         }
     }
 
     template <int R> __device__ __forceinline__ void load(float2 (&x)[R], int line, int index, int step) const {
         const bool inside = line < lines;
-        const Complex *from = static_cast<const Complex *>(a.in) + (inside ? offset(p.in, line0 + line) : 0);
-        if (inside && p.in.gap == 0) {
-            from += index * p.in.point;
-            const int64_t stride = step * p.in.point;
+        const int64_t from = inside ? offset(p.in, line0 + line) : 0;
+        uint2 read[R];
+        if (Shape::kFixed && inside && p.in.gap == 0) {
+            const int64_t first = from + index * p.in.point, stride = step * p.in.point;
+            if (p.half) {
 #pragma unroll
-            for (int r = 0; r < R; ++r) x[r] = to_float(__ldcs(from + r * stride));
+                for (int r = 0; r < R; ++r) read[r] = read_pair(a.in, first + r * stride, true);
+            } else {
+#pragma unroll
+                for (int r = 0; r < R; ++r) read[r] = read_pair(a.in, first + r * stride, false);
+            }
         } else {
 #pragma unroll
             for (int r = 0; r < R; ++r) {
                 const int point = index + r * step;
-                x[r] = float2{};
-                if (inside && !in_gap(p.in, point)) x[r] = to_float(__ldcs(from + position(p.in, point)));
+                read[r] = uint2{};
+                if (inside && !in_gap(p.in, point)) read[r] = read_pair(a.in, from + position(p.in, point), p.half);
             }
         }
 #pragma unroll
-        for (int r = 0; r < R; ++r) x[r].y *= a.in_sign;
+        for (int r = 0; r < R; ++r) {
+            x[r] = to_float(read[r], p.half);
+            x[r].y *= a.in_sign;
+        }
     }
 
-    template <int R> __device__ __forceinline__ void store(float2 (&x)[R], int64_t line, int index, int step) const {
-        Complex *to = static_cast<Complex *>(a.out) + offset(p.out, line);
+    template <int R> __device__ __forceinline__ void store(const float2 (&y)[R], int64_t line, int index, int step) const {
+        const int64_t to = offset(p.out, line);
         if (p.out.gap == 0 && p.twiddle_points == 0) {
-            to += index * p.out.point;
-            const int64_t stride = step * p.out.point;
-            dft(x, [&](auto k, float2 v) { put(to + k * stride, result(v)); });
+            const int64_t first = to + index * p.out.point, stride = step * p.out.point;
+            if (p.half) {
+#pragma unroll
+                for (int r = 0; r < R; ++r) write(a.out, first + r * stride, result(y[r]), true);
+            } else {
+#pragma unroll
+                for (int r = 0; r < R; ++r) write(a.out, first + r * stride, result(y[r]), false);
+            }
         } else {
-            dft(x, [&](auto k, float2 v) {
-                const int point = index + k * step;
-                if (in_gap(p.out, point)) return;
-                v = result(v);
-                if (p.twiddle_points != 0) v = twiddled(v, line, point);
-                put(to + position(p.out, point), v);
-            });
+#pragma unroll
+            for (int r = 0; r < R; ++r) put_point(to, line, index + r * step, y[r]);
         }
+    }
+
+    // `to`: offset of the line.
+    __device__ __forceinline__ void put_point(int64_t to, int64_t line, int point, float2 v) const {
+        if (in_gap(p.out, point)) return;
+        v = result(v);
+        if (p.twiddle_points != 0) v = twiddled(v, line, point);
+        write(a.out, to + position(p.out, point), v, p.half);
     }
 
     // All butterflies of a stage.
@@ -332,55 +381,57 @@ template <typename Shape, typename Stored> struct Transform {
         }
     }
 
-    // The next two: values between the array and shared memory, in the order of the array. `pass` is 0 for both lines of a
-    // pair, 1 for the first alone, 2 for the second alone.
+    // The next two take values between the array and shared memory in the order of the array. `pass` is 0 for both lines of
+    // a pair, 1 for the first alone, 2 for the second alone.
 
-    struct Held {
-        float2 first, second;
-    };
+    // Array lines of a block start here in both arrays. A line that does not exist has no offset.
+    __device__ __forceinline__ void note_offsets() const {
+        const int64_t first = p.paired ? 2 * line0 : line0;
+        for (int i = threadIdx.x; i < p.array_lines; i += p.threads) {
+            const bool exists = first + i < p.given;
+            in_offsets[i] = exists ? offset(p.in, first + i) : kNoLine;
+            out_offsets[i] = exists ? offset(p.out, first + i) : kNoLine;
+        }
+    }
 
     // Like `each`, with loads ahead: fetch(item) for several items before use(item, what it returned).
-    template <int PER, typename Fetch, typename Use>
+    template <int PER, typename Held, typename Fetch, typename Use>
     __device__ __forceinline__ void each_held(int count, const Fetch &fetch, const Use &use) const {
-        constexpr int at_once = Shape::kFixed ? PER : 4;
         const int total = p.lines * count, step = p.threads;
-        for (int base = threadIdx.x; base < total; base += at_once * step) {
-            Held held[at_once];
+#pragma unroll 1
+        for (int base = threadIdx.x; base < total; base += PER * step) {
+            Held held[PER];
 #pragma unroll
-            for (int i = 0; i < at_once; ++i) {
-                if (Shape::kFixed || base + i * step < total) held[i] = fetch(base + i * step);
+            for (int i = 0; i < PER; ++i) {
+                if (base + i * step < total) held[i] = fetch(base + i * step);
             }
 #pragma unroll
-            for (int i = 0; i < at_once; ++i) {
-                if (Shape::kFixed || base + i * step < total) use(base + i * step, held[i]);
+            for (int i = 0; i < PER; ++i) {
+                if (base + i * step < total) use(base + i * step, held[i]);
             }
         }
     }
 
-    // Array lines of complex line `line`, which may be beyond the last: first, then second.
-    __device__ __forceinline__ int64_t paired_line(int line, int pass) const { return 2 * (line0 + line) + (pass == 2 ? 1 : 0); }
-
-    template <typename Value> __device__ __forceinline__ auto value_of(int64_t line, int point) const {
-        const Value *from = static_cast<const Value *>(a.in) + offset(p.in, line);
-        return to_float(__ldcs(from + position(p.in, point)));
+    __device__ __forceinline__ uint2 fetch_pair(int array_line, int point) const {
+        const int64_t from = in_offsets[array_line];
+        if (from == kNoLine || in_gap(p.in, point)) return {};
+        return read_pair(a.in, from + position(p.in, point), p.half);
     }
-    __device__ __forceinline__ float2 complex_value(bool exists, int64_t line, int point) const {
-        if (!exists || in_gap(p.in, point)) return {};
-        const float2 v = value_of<Complex>(line, point);
+    __device__ __forceinline__ unsigned fetch_real(int array_line, int point) const {
+        const int64_t from = in_offsets[array_line];
+        if (from == kNoLine || in_gap(p.in, point)) return 0;
+        return read_real(a.in, from + position(p.in, point), p.half);
+    }
+    template <typename V> __device__ __forceinline__ void put_value(int array_line, int point, V v) const {
+        const int64_t to = out_offsets[array_line];
+        if (to != kNoLine && !in_gap(p.out, point)) write(a.out, to + position(p.out, point), v, p.half);
+    }
+    __device__ __forceinline__ float2 taken(uint2 pair) const {
+        const float2 v = to_float(pair, p.half);
         return {v.x, v.y * a.in_sign};
     }
-    __device__ __forceinline__ float real_value(bool exists, int64_t line, int point) const {
-        return !exists || in_gap(p.in, point) ? 0.0f : value_of<Stored>(line, point);
-    }
-    template <typename Value, typename V> __device__ __forceinline__ void put_value(int64_t line, int point, V v) const {
-        if (in_gap(p.out, point)) return;
-        put(static_cast<Value *>(a.out) + offset(p.out, line) + position(p.out, point), v);
-    }
 
-    __device__ static constexpr int per_size() {
-        if constexpr (Shape::kFixed) return Shape::radix(0);
-        return 0;
-    }
+    static constexpr int kHeld = Shape::kFixed ? 8 : 4; // values of one thread on their way
 
     // Returns true if this thread read a value that is not finite.
     __device__ __forceinline__ bool take_in(int pass) const {
@@ -389,6 +440,9 @@ template <typename Shape, typename Stored> struct Transform {
         const auto check = [&](float2 v) { finite = finite && v.x - v.x == 0.0f && v.y - v.y == 0.0f; };
         const auto place = [&](int line, int point) { return line * p.line_pitch + place_of_points(shape, 0, point); };
         if (p.in.access == kFftHalf || p.in.access == kFftTwoHalves) {
+            struct Held {
+                uint2 low, high;
+            };
             const int count = (size + 1) / 2;
             const bool even = p.in.access == kFftHalf;
             const auto where = [&](int item, int &line, int &k) {
@@ -397,23 +451,15 @@ template <typename Shape, typename Stored> struct Transform {
             const auto fetch = [&](int item) {
                 int line, k;
                 where(item, line, k);
-                Held held;
-                if (even) {
-                    held = {complex_value(line < lines, line0 + line, k), complex_value(line < lines, line0 + line, size - k)};
-                } else {
-                    const int64_t first = paired_line(line, pass);
-                    held = {complex_value(first < p.given, first, k),
-                            complex_value(pass == 0 && first + 1 < p.given, first + 1, k)};
-                }
-                if (k == 0) held.first.y = held.second.y = 0.0f;
-                return held;
+                if (Shape::kFixed || even) return Held{fetch_pair(line, k), fetch_pair(line, size - k)};
+                return Held{fetch_pair(2 * line + (pass == 2), k), pass == 0 ? fetch_pair(2 * line + 1, k) : uint2{}};
             };
             const auto use = [&](int item, const Held &held) {
                 int line, k;
                 where(item, line, k);
-                const float2 v = held.first, u = held.second;
-                float2 low, high;
-                if (even) {
+                float2 v = taken(held.low), u = taken(held.high), low, high;
+                if (k == 0) v.y = u.y = 0.0f;
+                if (Shape::kFixed || even) {
                     const float2 sum = v + conjugate(u), turned = product(v - conjugate(u), __ldg(a.table + k));
                     low = {sum.x - turned.y, sum.y + turned.x};
                     high = {sum.x + turned.y, turned.x - sum.y};
@@ -426,42 +472,41 @@ template <typename Shape, typename Stored> struct Transform {
                 values[place(line, k)] = low;
                 if (k != 0) values[place(line, size - k)] = high;
             };
-            if (even && size % 2 == 0) { // value size / 2 is its own partner
-                const auto middle = [&](int line) { return complex_value(line < lines, line0 + line, size / 2); };
-                const float2 ahead = int(threadIdx.x) < p.lines ? middle(int(threadIdx.x)) : float2{};
-                each_held<per_size() / 2>(count, fetch, use);
+            // value size / 2 of even sizes is its own partner
+            const bool alone = even && size % 2 == 0 && int(threadIdx.x) < p.lines;
+            const uint2 ahead = alone ? fetch_pair(threadIdx.x, size / 2) : uint2{};
+            each_held<Shape::kFixed ? kHeld : kHeld / 2, Held>(count, fetch, use);
+            if (alone) {
                 for (int line = threadIdx.x; line < p.lines; line += p.threads) {
-                    const float2 v = line == int(threadIdx.x) ? ahead : middle(line);
+                    const float2 v = taken(line == int(threadIdx.x) ? ahead : fetch_pair(line, size / 2));
                     values[place(line, size / 2)] = v + v;
                 }
-            } else {
-                each_held<per_size() / 2>(count, fetch, use);
             }
             return !finite;
         }
         const auto where = [&](int item, int &line, int &point) {
             split(p.in.lines_first, item, size, [&](int n) { return shape.over_size(n); }, line, point);
         };
-        each_held<per_size()>(
+        each_held<kHeld, uint2>(
             size,
             [&](int item) {
                 int line, point;
                 where(item, line, point);
-                const int64_t given = line0 + line;
-                if (p.in.access == kFftComplex) return Held{complex_value(line < lines, given, point), {}};
-                if (p.in.access == kFftNeighbours) {
-                    return Held{{real_value(line < lines, given, 2 * point), real_value(line < lines, given, 2 * point + 1)}, {}};
-                }
-                const int64_t first = paired_line(line, pass);
-                return Held{{real_value(first < p.given, first, point),
-                             real_value(pass == 0 && first + 1 < p.given, first + 1, point)},
-                            {}};
+                if (p.in.access == kFftComplex) return fetch_pair(line, point);
+                if (p.in.access == kFftNeighbours) return uint2{fetch_real(line, 2 * point), fetch_real(line, 2 * point + 1)};
+                return uint2{fetch_real(2 * line + (pass == 2), point), pass == 0 ? fetch_real(2 * line + 1, point) : 0};
             },
-            [&](int item, const Held &held) {
+            [&](int item, uint2 held) {
                 int line, point;
                 where(item, line, point);
-                if (p.in.access == kFftTwoLines) check(held.first);
-                values[place(line, point)] = held.first;
+                float2 v;
+                if (p.in.access == kFftComplex) {
+                    v = taken(held);
+                } else {
+                    v = {to_float(held.x, p.half), to_float(held.y, p.half)};
+                    check(v);
+                }
+                values[place(line, point)] = v;
             });
         return !finite;
     }
@@ -469,59 +514,61 @@ template <typename Shape, typename Stored> struct Transform {
     __device__ __forceinline__ void put_out(int pass) const {
         const int size = shape.size();
         const auto value = [&](int line, int q) { return values[line * p.line_pitch + place_of_results(shape, shape.stages(), q)]; };
-        const auto combine = [&](int line, int k) {
-            const float2 v = value(line, k), u = conjugate(value(line, k == 0 ? 0 : size - k));
-            const float2 sum = v + u, difference = v - u;
-            const float2 even{0.5f * sum.x, 0.5f * sum.y}, odd{0.5f * difference.y, -0.5f * difference.x};
-            if (p.out.access == kFftTwoHalves) {
-                const int64_t first = paired_line(line, pass);
-                if (first < p.given) put_value<Complex>(first, k, result(even));
-                if (pass == 0 && first + 1 < p.given) put_value<Complex>(first + 1, k, result(odd));
-            } else {
-                const float2 turned = product(odd, __ldg(a.table + k));
-                put_value<Complex>(line0 + line, k, result(even + turned));
-                if (2 * k != size) put_value<Complex>(line0 + line, size - k, result(conjugate(even - turned)));
-            }
-        };
         if (p.out.access == kFftHalf || p.out.access == kFftTwoHalves) {
-            const int count = (size + 1) / 2;
-            each<per_size() / 2>(count, [&](int item) {
+            const auto combine = [&](int line, int k) {
+                const float2 v = value(line, k), u = conjugate(value(line, k == 0 ? 0 : size - k));
+                const float2 sum = v + u, difference = v - u;
+                const float2 even{0.5f * sum.x, 0.5f * sum.y}, odd{0.5f * difference.y, -0.5f * difference.x};
+                if (Shape::kFixed || p.out.access == kFftHalf) {
+                    const float2 turned = product(odd, __ldg(a.table + k));
+                    put_value(line, k, result(even + turned));
+                    if (2 * k != size) put_value(line, size - k, result(conjugate(even - turned)));
+                } else {
+                    put_value(2 * line + (pass == 2), k, result(even));
+                    if (pass == 0) put_value(2 * line + 1, k, result(odd));
+                }
+            };
+            const int count = (size + 1) / 2, total = p.lines * count;
+#pragma unroll 2
+            for (int item = threadIdx.x; item < total; item += p.threads) {
                 int line, k;
                 split(p.out.lines_first, item, count, [&](int n) { return shape.over_half(n); }, line, k);
-                if (line < lines) combine(line, k);
-            });
+                combine(line, k);
+            }
             if (size % 2 == 0) {
+#pragma unroll 1
                 for (int line = threadIdx.x; line < lines; line += p.threads) combine(line, size / 2);
             }
             return;
         }
-        each<per_size()>(size, [&](int item) {
+        const int total = p.lines * size;
+#pragma unroll 2
+        for (int item = threadIdx.x; item < total; item += p.threads) {
             int line, point;
             split(p.out.lines_first, item, size, [&](int n) { return shape.over_size(n); }, line, point);
-            if (line >= lines) return;
             const float2 v = value(line, point);
             if (p.out.access == kFftComplex) {
                 const float2 r = result(v);
-                put_value<Complex>(line0 + line, point, p.twiddle_points == 0 ? r : twiddled(r, line0 + line, point));
+                put_value(line, point, p.twiddle_points == 0 ? r : twiddled(r, line0 + line, point));
             } else if (p.out.access == kFftNeighbours) {
-                put_value<Stored>(line0 + line, 2 * point, v.x * a.scale);
-                put_value<Stored>(line0 + line, 2 * point + 1, v.y * a.scale);
+                put_value(line, 2 * point, v.x * a.scale);
+                put_value(line, 2 * point + 1, v.y * a.scale);
             } else {
-                const int64_t first = paired_line(line, pass);
-                if (first < p.given) put_value<Stored>(first, point, v.x * a.scale);
-                if (pass == 0 && first + 1 < p.given) put_value<Stored>(first + 1, point, v.y * a.scale);
+                put_value(2 * line + (pass == 2), point, v.x * a.scale);
+                if (pass == 0) put_value(2 * line + 1, point, v.y * a.scale);
             }
-        });
+        }
     }
 };
 
-template <typename Shape, typename Stored>
+template <typename Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) transform_lines(const __grid_constant__ FftArguments a) {
     extern __shared__ uint4 shared[];
     const FftPlan &p = a.plan;
-    const Transform<Shape, Stored> transform(a, reinterpret_cast<float2 *>(shared) + 2);
+    const Transform<Shape> transform(a, reinterpret_cast<int64_t *>(shared + 1));
     int *const spoilt = reinterpret_cast<int *>(shared);
-    if (!Shape::kFixed && p.paired) {
+    if (p.in.access != kFftDirect || p.out.access != kFftDirect) {
+        transform.note_offsets();
         if (threadIdx.x == 0) *spoilt = 0;
         __syncthreads();
     }
@@ -530,10 +577,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) transform_lin
     for (int pass = 0;;) {
         if (p.in.access != kFftDirect) {
             const bool bad = transform.take_in(pass);
-            if (!Shape::kFixed && pass == 0 && p.paired && bad) *spoilt = 1;
+            if (!Shape::kFixed && p.paired && bad) *spoilt = 1;
             __syncthreads();
         }
-        if (!Shape::kFixed && pass == 0 && p.paired && *spoilt != 0) {
+        if (!Shape::kFixed && p.paired && pass == 0 && *spoilt != 0) {
             pass = 1;
             __syncthreads();
             continue;
@@ -552,17 +599,17 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) transform_lin
 
 using Kernel = void (*)(FftArguments);
 
-template <typename Stored> Kernel kernel_for(const FftPlan &p) {
+Kernel kernel_for(const FftPlan &p) {
     switch (p.fixed ? p.size : 0) {
-    case 32: return transform_lines<Fixed<8, 4>, Stored>;
-    case 64: return transform_lines<Fixed<8, 8>, Stored>;
-    case 128: return transform_lines<Fixed<16, 8>, Stored>;
-    case 256: return transform_lines<Fixed<16, 16>, Stored>;
-    case 512: return transform_lines<Fixed<8, 8, 8>, Stored>;
-    case 1024: return transform_lines<Fixed<16, 8, 8>, Stored>;
-    case 2048: return transform_lines<Fixed<16, 16, 8>, Stored>;
-    case 4096: return transform_lines<Fixed<16, 16, 16>, Stored>;
-    default: return p.radix[0] <= 10 ? transform_lines<Any<10, 256, 4>, Stored> : transform_lines<Any<17, 256, 3>, Stored>;
+    case 32: return transform_lines<Fixed<8, 4>>;
+    case 64: return transform_lines<Fixed<8, 8>>;
+    case 128: return transform_lines<Fixed<16, 8>>;
+    case 256: return transform_lines<Fixed<16, 16>>;
+    case 512: return transform_lines<Fixed<8, 8, 8>>;
+    case 1024: return transform_lines<Fixed<16, 8, 8>>;
+    case 2048: return transform_lines<Fixed<16, 16, 8>>;
+    case 4096: return transform_lines<Fixed<16, 16, 16>>;
+    default: return transform_lines<Any<17, 256, 3>>;
     }
 }
 
@@ -582,7 +629,7 @@ extern "C" turbofno_status turbofno_mixed_radix_fft(const turbofno_fft *fft, CUs
     a.in_sign = fft->inverse && fft->kind != TURBOFNO_REAL_TO_COMPLEX ? -1.0f : 1.0f;
     a.out_sign = fft->inverse && fft->kind != TURBOFNO_COMPLEX_TO_REAL ? -1.0f : 1.0f;
     a.scale = fft->scale;
-    const Kernel kernel = fft->precision == TURBOFNO_FP16 ? kernel_for<__half>(a.plan) : kernel_for<float>(a.plan);
+    const Kernel kernel = kernel_for(a.plan);
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, a.plan.shared_bytes);
     return launch_pdl(kernel, dim3(unsigned(a.plan.blocks)), a.plan.threads, size_t(a.plan.shared_bytes), stream, a);
 }

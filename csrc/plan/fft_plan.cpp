@@ -81,7 +81,7 @@ FftSide side_of(const turbofno_fft &fft, const FftPlan &p, int side) {
         s.access = kFftHalf;
     } else if (real) {
         s.access = kFftNeighbours;
-        complex = s.point == 1 && s.outer % 2 == 0 && s.inner % 2 == 0 && head % 2 == 0 && tail % 2 == 0;
+        complex = s.point == 1 && (p.joined || s.outer % 2 == 0) && s.inner % 2 == 0 && head % 2 == 0 && tail % 2 == 0;
         if (complex) { // pairs are aligned
             s.outer /= 2;
             s.inner /= 2;
@@ -133,12 +133,13 @@ FftPlan plan(const turbofno_fft &given) {
         fft.inner = all;
         fft.outer = 1;
     }
-    if (fft.outer == 1) fft.in_outer = fft.out_outer = 0;
 
     FftPlan p{};
     p.size = complex_size(fft);
     p.twiddle_points = fft.twiddle_points;
     p.paired = fft.kind != TURBOFNO_COMPLEX && fft.points % 2 == 1;
+    p.joined = fft.outer == 1;
+    p.half = fft.precision == TURBOFNO_FP16;
     p.given = all;
     p.total = p.paired ? ceil_div(all, int64_t(2)) : all;
     const FftRadices list = fixed_radices(p.size);
@@ -177,15 +178,16 @@ FftPlan plan(const turbofno_fft &given) {
         p.lines = std::max(1, std::min(kBlockValues, kThreads * p.radix[0]) / p.size);
         if (lines_first) p.lines = power_of_two_below(std::max(p.lines, sector_lines));
     }
-    const auto shared_bytes = [&] { // float2, and the word of the search for values that are not finite
+    const auto shared_bytes = [&] { // values, offsets of the array's lines, and whether one of them is not finite
         p.line_pitch = line_pitch_of(values, lines_first ? power_of_two_below(p.lines) : 16);
-        return 8 * p.lines * p.line_pitch + 16;
+        return p.lines * (8 * p.line_pitch + (p.paired ? 32 : 16)) + 16;
     };
     const int limit = lines_first ? std::min(given.shared_bytes, 2 * kMaxFftSharedBytes) : kMaxFftSharedBytes;
     while (p.lines > 1 && shared_bytes() > limit) p.lines = lines_first ? p.lines / 2 : p.lines - 1;
     p.shared_bytes = shared_bytes();
     p.threads = p.fixed ? p.lines * (p.size / p.radix[0]) : kThreads;
     p.by_lines = quotient(unsigned(p.lines));
+    p.array_lines = (p.paired ? 2 : 1) * p.lines;
     p.blocks = ceil_div(p.total, int64_t(p.lines));
     return p;
 }

@@ -58,6 +58,9 @@ struct FftPlan {
     int64_t blocks;
     bool fixed; // threads = lines * size / radix[0], in a kernel for these radices
     bool paired; // two real lines are one complex line
+    bool joined; // all lines are `inner` strides apart
+    bool half; // float16 values
+    int array_lines; // of a block: lines, or 2 * lines where paired
 };
 
 // Radices of the kernels that are compiled for one list of them, by the transform's size; zeros: none.

@@ -1,0 +1,99 @@
+// Checks over all sizes that plans of mixed_radix_fft cover their work and respect the limits of the kernel and of all
+// devices, and that exactly the sizes without such a plan are refused. Prints each violation. Exit status 1 if there is one,
+// or if nothing was checked.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <initializer_list>
+#include <set>
+
+#include "../../csrc/plan/fft_plan.h"
+
+using namespace turbofno;
+
+static int wrong = 0, plans = 0, refused = 0;
+
+static void expect(bool holds, const char *what, const turbofno_fft &f) {
+    if (holds) return;
+    std::printf("%s: points %d, kind %d, outer %lld, inner %lld, precision %d, point stride %lld\n", what, f.points, f.kind,
+                (long long)f.outer, (long long)f.inner, f.precision, (long long)f.in_point);
+    ++wrong;
+}
+
+static int largest_prime(int n) {
+    int largest = 1;
+    for (int d = 2; n > 1; ++d) {
+        for (; n % d == 0; n /= d) largest = d;
+    }
+    return largest;
+}
+
+static void check(const turbofno_fft &f) {
+    const bool halved = f.kind != TURBOFNO_COMPLEX && f.points % 2 == 0;
+    const int size = halved ? f.points / 2 : f.points;
+    const bool served = turbofno_mixed_radix_fft_unsupported(&f) == nullptr;
+    expect(served == (largest_prime(size) <= kMaxRadix && size <= kMaxFftSize), "sizes are refused or not", f);
+    if (!served) {
+        ++refused;
+        return;
+    }
+    ++plans;
+    const FftPlan p = plan(f);
+    int product = 1;
+    for (int i = 0; i < p.stages; ++i) {
+        product *= p.radix[i];
+        expect(p.radix[i] >= 1 && p.radix[i] <= kMaxRadix && p.radix[i] != 14, "there is code for a radix", f);
+        expect(p.by_radix[i].by == unsigned(p.radix[i]), "the divisor of a radix", f);
+        expect(int(p.by_butterflies[i].by) * p.radix[i] == size, "butterflies of a stage", f);
+        expect(p.by_radix[i](unsigned(size)) == unsigned(size) / unsigned(p.radix[i]), "quotients", f);
+    }
+    expect(p.size == size && product == size, "radices make up the size", f);
+    expect(p.stages >= 1 && p.stages <= kMaxFftStages, "number of stages", f);
+    expect(p.threads >= 1 && p.threads <= (p.fixed ? kMaxFftThreads : 256), "threads of a block", f);
+    expect(!p.fixed || p.threads * p.radix[0] == p.lines * size, "a thread of a fixed kernel has one butterfly", f);
+    expect(p.shared_bytes <= f.shared_bytes, "shared memory of the device", f);
+    expect(p.shared_bytes >= 8 * p.lines * p.line_pitch + 16 * p.array_lines + 16, "shared memory holds the block", f);
+    expect(p.lines >= 1 && p.blocks * p.lines >= p.total && (p.blocks - 1) * p.lines < p.total, "blocks cover the lines", f);
+    expect(p.blocks < (int64_t(1) << 31), "the grid is one that CUDA starts", f);
+    expect(int64_t(p.lines) * p.size < (1 << 30), "indices of a block", f);
+}
+
+// Every value of a line has a place of its own in shared memory.
+static void check_places(const turbofno_fft &f) {
+    if (turbofno_mixed_radix_fft_unsupported(&f) != nullptr) return;
+    const FftPlan p = plan(f);
+    std::set<int> places;
+    for (int value = 0; value < p.size; ++value) {
+        int place = 0, rest = value;
+        for (int i = p.stages - 1; i >= 0; rest /= p.radix[i--]) place += rest % p.radix[i] * p.pitch[i];
+        expect(place < p.line_pitch, "a line's place in shared memory", f);
+        places.insert(place);
+    }
+    expect(int(places.size()) == p.size, "values have places of their own", f);
+}
+
+int main(int, char **arguments) {
+    std::srand(unsigned(std::strtoul(arguments[1], nullptr, 10)));
+    for (int points = 2; points <= 4096; ++points)
+        for (int kind : {TURBOFNO_COMPLEX, TURBOFNO_REAL_TO_COMPLEX, TURBOFNO_COMPLEX_TO_REAL})
+            for (int precision : {TURBOFNO_FP32, TURBOFNO_FP16})
+                for (bool last_axis : {true, false}) {
+                    const int64_t columns = 1 + std::rand() % 300;
+                    turbofno_fft f{};
+                    f.outer = 1 + std::rand() % 1000, f.inner = last_axis ? 1 : columns;
+                    f.points = points, f.kind = kind, f.precision = precision;
+                    f.multiprocessors = 132, f.shared_bytes = 99 * 1024;
+                    f.in_head = kind == TURBOFNO_COMPLEX_TO_REAL ? points / 2 + 1 : points;
+                    f.out_head = kind == TURBOFNO_REAL_TO_COMPLEX ? points / 2 + 1 : points;
+                    f.in_inner = f.out_inner = 1, f.in_point = f.out_point = f.inner;
+                    f.in_outer = f.in_head * f.inner, f.out_outer = f.out_head * f.inner;
+                    check(f);
+                    if (std::rand() % 16 == 0) check_places(f);
+                }
+    for (unsigned by : {1u, 2u, 3u, 17u, 4096u, 4095u, (1u << 30) + 1, (1u << 31) - 1})
+        for (unsigned n : {0u, 1u, 16u, 17u, 4095u, 65537u, (1u << 30) + 1, (1u << 31) - 2, (1u << 31) - 1}) {
+            turbofno_fft f{};
+            expect(quotient(by)(n) == n / by, "quotients of large numbers", f);
+        }
+    return wrong != 0 || plans == 0 || refused == 0;
+}

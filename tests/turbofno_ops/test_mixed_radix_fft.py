@@ -1,0 +1,296 @@
+"""mixed_radix_fft on an emulated GPU against numpy in float64: sizes, kinds, layouts, truncation, values that are not finite."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import shutil
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from tests.draws import generator
+from tests.turbofno_ops.cuda_on_cpu import compile_kernels
+from turbofno_ops import _native
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler (g++)")
+
+COMPLEX, REAL_TO_COMPLEX, COMPLEX_TO_REAL = range(3)
+HALF = 3  # TURBOFNO_FP16
+SIZES = [2, 3, 4, 6, 7, 9, 12, 13, 16, 17, 22, 30, 32, 34, 60, 64, 65, 85, 100, 121, 128, 170, 225, 256, 289, 360, 420, 512, 693,
+         1024, 1105, 1155, 2048, 2401, 3125, 4096]  # fmt: skip
+
+
+@dataclass
+class Case:
+    points: int
+    kind: int = COMPLEX
+    inverse: int = 0
+    outer: int = 1
+    inner: int = 5
+    half: bool = False
+    scale: float = 1.0
+    twiddle_points: int = 0
+    in_order: str = "oip"  # axes from the slowest to the fastest: outer, inner, point
+    out_order: str = "oip"
+    in_padding: int = 0  # added to the size of every axis
+    out_padding: int = 0
+    given: tuple[int, int] = field(default=(-1, 0))  # head, tail; -1: all
+    kept: tuple[int, int] = field(default=(-1, 0))
+
+    def length(self, real_side: int) -> int:
+        return self.points if self.kind in (COMPLEX, real_side) else self.points // 2 + 1
+
+    def __post_init__(self) -> None:
+        if self.given[0] < 0:
+            self.given = (self.length(REAL_TO_COMPLEX), 0)
+        if self.kept[0] < 0:
+            self.kept = (self.length(COMPLEX_TO_REAL), 0)
+
+
+def strides(order: str, sizes: dict[str, int], padding: int) -> tuple[dict[str, int], int]:
+    """Return the strides of padded axes and the number of values."""
+    found, step = {}, 1
+    for axis in reversed(order):
+        found[axis] = step
+        step *= sizes[axis] + padding
+    return found, step
+
+
+def view(buffer: np.ndarray, steps: dict[str, int], shape: tuple[int, ...]) -> np.ndarray:
+    """The values [outer, inner, point] of a flat buffer."""
+    unit = buffer.strides[0]
+    return np.lib.stride_tricks.as_strided(
+        buffer,
+        (*shape, *buffer.shape[1:]),
+        (*(steps[a] * unit for a in "oip"), *buffer.strides[1:]),
+    )
+
+
+def full(values: np.ndarray, ends: tuple[int, int], length: int) -> np.ndarray:
+    """Insert the zeros between the head and the tail."""
+    whole = np.zeros((*values.shape[:-1], length), values.dtype)
+    whole[..., : ends[0]] = values[..., : ends[0]]
+    whole[..., length - ends[1] :] = values[..., ends[0] :]
+    return whole
+
+
+def expected(case: Case, values: np.ndarray) -> np.ndarray:
+    """The transform by numpy in float64."""
+    x = full(values, case.given, case.length(REAL_TO_COMPLEX))
+    n = case.points
+    if case.kind == COMPLEX:
+        y = np.fft.ifft(x) * n if case.inverse else np.fft.fft(x)
+    elif case.kind == REAL_TO_COMPLEX:
+        y = np.fft.rfft(x)
+        y = y.conj() if case.inverse else y
+    else:
+        x = (x if case.inverse else x.conj()).copy()
+        x[..., 0].imag = 0
+        if n % 2 == 0:
+            x[..., -1].imag = 0
+        y = np.fft.irfft(x, n) * n
+    y *= case.scale
+    if case.twiddle_points:
+        sign = 1 if case.inverse else -1
+        turns = np.outer(np.arange(case.inner), np.arange(n)) % case.twiddle_points
+        y = y * np.exp(sign * 2j * np.pi * turns / case.twiddle_points)
+    return np.concatenate([y[..., : case.kept[0]], y[..., y.shape[-1] - case.kept[1] :]], axis=-1)
+
+
+@pytest.fixture(scope="session")
+def library() -> ctypes.CDLL:
+    return compile_kernels("kernels/mixed_radix_fft.cu", "plan/fft_plan.cpp")
+
+
+def as_complex(values: np.ndarray) -> np.ndarray:
+    with np.errstate(invalid="ignore"):
+        return values[..., 0].astype(np.float64) + 1j * values[..., 1]
+
+
+def transform(
+    library: ctypes.CDLL,
+    case: Case,
+    draw: np.random.Generator,
+    spoilt: tuple[int, int] | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Run a case. Return input and result [outer, inner, point] in double precision.
+
+    Places of the input that do not belong to it are NaN; those of the output must not be written.
+    """
+    dtype = np.float16 if case.half else np.float32
+    arrays, steps, shapes = [], [], []
+    sides = (
+        (case.in_order, case.in_padding, sum(case.given), case.kind != REAL_TO_COMPLEX),
+        (case.out_order, case.out_padding, sum(case.kept), case.kind != COMPLEX_TO_REAL),
+    )
+    for order, padding, count, is_complex in sides:
+        shape = (case.outer, case.inner, count)
+        step, total = strides(order, dict(zip("oip", shape, strict=True)), padding)
+        arrays.append(np.full((total, 2) if is_complex else (total,), np.nan, dtype))
+        steps.append(step)
+        shapes.append(shape)
+    given = view(arrays[0], steps[0], shapes[0])
+    given[...] = draw.standard_normal(given.shape)
+    if spoilt is not None:
+        given[spoilt][draw.integers(shapes[0][2])] = np.inf
+    untouched = arrays[1].copy()
+    view(untouched, steps[1], shapes[1])[...] = 0
+    j = np.arange(case.points)
+    table = np.exp(-2j * np.pi * j / case.points).astype(np.complex64)
+    fft = _native.Fft(
+        outer=case.outer, inner=case.inner, twiddle_points=case.twiddle_points, points=case.points,
+        in_head=case.given[0], in_tail=case.given[1], out_head=case.kept[0], out_tail=case.kept[1],
+        kind=case.kind, inverse=case.inverse, precision=HALF if case.half else 0, multiprocessors=132,
+        shared_bytes=227 * 1024, scale=case.scale,
+        in_outer=steps[0]["o"], in_inner=steps[0]["i"], in_point=steps[0]["p"],
+        out_outer=steps[1]["o"], out_inner=steps[1]["i"], out_point=steps[1]["p"],
+        input=arrays[0].ctypes.data, out=arrays[1].ctypes.data, table=table.ctypes.data,
+    )  # fmt: skip
+    refusal = library.turbofno_mixed_radix_fft_unsupported(fft)
+    assert refusal is None, (case, refusal)
+    status = library.turbofno_mixed_radix_fft(fft, None)
+    assert status == 0, (case, library.turbofno_last_cuda_error())
+    result = view(arrays[1], steps[1], shapes[1]).copy()
+    assert np.isnan(arrays[1][np.isnan(untouched)]).all(), case
+    x = as_complex(given) if sides[0][3] else given.astype(np.float64)
+    return x, as_complex(result) if sides[1][3] else result.astype(np.float64)
+
+
+def error(got: np.ndarray, truth: np.ndarray) -> float:
+    return float(np.linalg.norm(got - truth) / np.linalg.norm(truth))
+
+
+def bound(case: Case) -> float:
+    """Twice what single-precision FFTs in common use have, which is about 1e-8 log2(points); float16 rounds the result."""
+    return 4e-4 if case.half else 2e-8 * (np.log2(case.points) + 3)
+
+
+def ends(length: int) -> tuple[int, int]:
+    head = random.randint(0, length)
+    return (head, random.randint(0, length - head)) if head > 0 else (0, random.randint(1, length))
+
+
+def drawn_case(points: int) -> Case:
+    kind = random.choice([COMPLEX, REAL_TO_COMPLEX, COMPLEX_TO_REAL])
+    case = Case(
+        points,
+        kind,
+        inverse=random.randint(0, 1),
+        outer=random.randint(1, 3),
+        inner=random.randint(1, 6 if points > 300 else 30),
+        half=random.random() < 0.25,
+        scale=random.choice([1.0, 1 / points]),
+        in_order="".join(random.sample("oip", 3)),
+        out_order="".join(random.sample("oip", 3)),
+        in_padding=random.choice([0, 0, 1, 2]),
+        out_padding=random.choice([0, 0, 1, 2]),
+    )
+    if random.random() < 0.4:
+        case.given = ends(case.length(REAL_TO_COMPLEX))
+    if random.random() < 0.4:
+        case.kept = ends(case.length(COMPLEX_TO_REAL))
+    if kind == COMPLEX and random.random() < 0.3:
+        case.twiddle_points = random.choice([points * case.inner, 7, 2**24 + 3])
+    if case.half:
+        case.scale = 1 / points  # the sum of many values may exceed float16
+    return case
+
+
+@pytest.mark.parametrize("points", SIZES)
+def test_common_layouts(library: ctypes.CDLL, points: int) -> None:
+    draw = generator()
+    for kind in (COMPLEX, REAL_TO_COMPLEX, COMPLEX_TO_REAL):
+        for order in ("oip", "opi"):
+            case = Case(
+                points, kind, kind == COMPLEX_TO_REAL, 1, 7, in_order=order, out_order=order
+            )
+            x, got = transform(library, case, draw)
+            assert error(got, expected(case, x)) < bound(case), case
+
+
+@pytest.mark.parametrize("draw", range(150))
+def test_drawn_layouts(library: ctypes.CDLL, draw: int) -> None:
+    rng = generator()
+    case = drawn_case(random.choice(SIZES))
+    x, got = transform(library, case, rng)
+    truth = expected(case, x)
+    assert np.linalg.norm(got - truth) <= bound(case) * np.linalg.norm(expected_whole(case, x)), (
+        case
+    )
+
+
+def expected_whole(case: Case, values: np.ndarray) -> np.ndarray:
+    """All values of the result: the error of those that are kept has their size."""
+    kept = case.kept
+    case.kept = (case.length(COMPLEX_TO_REAL), 0)
+    whole = expected(case, values)
+    case.kept = kept
+    return whole
+
+
+@pytest.mark.parametrize("kind", [COMPLEX, REAL_TO_COMPLEX, COMPLEX_TO_REAL])
+@pytest.mark.parametrize("points", [15, 16, 85, 256])
+def test_an_infinite_value_spoils_its_line_only(
+    library: ctypes.CDLL, kind: int, points: int
+) -> None:
+    draw = generator()
+    for spoilt in (0, 3, 6):  # the last of an odd number of lines has no partner
+        case = Case(points, kind, inner=7)
+        x, got = transform(library, case, draw, (0, spoilt))
+        assert not np.isfinite(got[0, spoilt]).any()
+        others = [i for i in range(7) if i != spoilt]
+        assert error(got[:, others], expected(case, x[:, others])) < bound(case)
+
+
+def test_long_transform_in_two_passes(library: ctypes.CDLL) -> None:
+    """A transform of n1 n2 points: columns with twiddles, then rows with a transposed result."""
+    n1, n2 = 64, 96
+    draw = generator()
+    first = Case(n1, inner=n2, twiddle_points=n1 * n2, in_order="opi", out_order="opi")
+    x, columns = transform(library, first, draw)
+    assert error(columns, expected(first, x)) < bound(first)
+    second = Case(n2, inner=n1, in_order="oip", out_order="opi")
+    y, rows = transform(library, second, draw)
+    assert error(rows, expected(second, y)) < bound(second)
+    line = x[0].T.reshape(-1)  # x[n] is in row n // n2, column n % n2
+    spectrum = np.fft.fft(expected(first, x)[0].T)  # [k1, k2] is value k1 + n1 k2
+    assert error(spectrum.T.reshape(-1), np.fft.fft(line)) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"points": 1}, b"a line has fewer than 2 points"),
+        ({"points": 38}, b"the size has a prime factor above 17"),
+        ({"points": 16384}, b"a line is longer than 8192 complex values, of real ones 16384"),
+        ({"kind": 3}, b"unknown kind of transform"),
+        ({"precision": 2}, b"values are neither float32 nor float16"),
+        ({"inner": 0}, b"the lines are not in 1 .. 2^31 - 1"),
+        ({"outer": 2**31}, b"the lines are not in 1 .. 2^31 - 1"),
+        ({"in_head": 0}, b"the values given or kept are not in 1 .. the length of a line"),
+        ({"out_tail": 1}, b"the values given or kept are not in 1 .. the length of a line"),
+        ({"twiddle_points": -1}, b"the points of the twiddles are negative"),
+        ({"kind": 1, "out_head": 1, "twiddle_points": 8}, b"only complex transforms take twiddles"),
+        ({"shared_bytes": 1024}, b"a line does not fit in shared memory"),
+    ],
+)
+def test_refusals(library: ctypes.CDLL, changes: dict[str, int], why: bytes) -> None:
+    points = changes.get("points", 256)
+    fft = _native.Fft(
+        outer=1, inner=4, in_inner=points, in_point=1, out_inner=points, out_point=1, points=points,
+        in_head=points, out_head=points, multiprocessors=132, shared_bytes=99 * 1024, scale=1.0,
+    )  # fmt: skip
+    for name, value in changes.items():
+        setattr(fft, name, value)
+    assert library.turbofno_mixed_radix_fft_unsupported(fft) == why
+    assert library.turbofno_mixed_radix_fft(fft, None) == 1
+
+
+def test_a_missing_pointer_is_reported(library: ctypes.CDLL) -> None:
+    fft = _native.Fft(
+        outer=1, inner=4, in_inner=8, in_point=1, out_inner=8, out_point=1, points=8, in_head=8,
+        out_head=8, multiprocessors=132, shared_bytes=99 * 1024, scale=1.0,
+    )  # fmt: skip
+    assert library.turbofno_mixed_radix_fft(fft, None) == 2
