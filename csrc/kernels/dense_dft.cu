@@ -4,22 +4,24 @@
 //     C[k] = sum over n of cos(n k) e[n],   e[n] = x[n] + x[N - n]       n, k = 0 .. N / 2
 //     S[k] = sum over n of sin(n k) o[n],   o[n] = x[n] - x[N - n]       x[N - n] is zero where it is x[n]
 // This is a quarter of the products of the full sum. From real to complex X[k] = C + iS. From complex to real e and o are
-// the real and imaginary parts, n and k change places, and x[n], x[N - n] are C + S, C - S. A complex line is two real ones, its
-// real and imaginary part, which a lane holds as two rows of the same fragment; X[k] and X[N - k] come from both. Sign and
-// weights are in the table.
+// the real and imaginary parts, n and k change places, and x[n], x[N - n] are C + S, C - S. A complex line is two real ones,
+// its real and imaginary part, which a lane holds as two rows of the same fragment; X[k] and X[N - k] come from both. Sign
+// and weights are in the table.
 //
-// Rows of the tensor cores are lines, terms n, columns k. A warpgroup has 64 rows and up to 112 columns; each of its warps loads,
-// splits and stores its own 16 rows. Lines arrive in chunks of 32 terms: x[n] and x[N - n] as two planes, in a ring of stages in
-// shared memory that runs on from one unit of 64 rows to the next. A lane takes four neighbouring terms of a row in 16-byte
-// words, adds and subtracts, and splits the results, which are the A operand as they are. Every row and chunk has its own scale,
-// so no line is read twice, and one that is not finite does not touch another. Sums are restarted for each chunk, because tensor
-// cores truncate. At the end the sums go through the stage that their last chunk has left, so that stores are coalesced.
+// Rows of the tensor cores are lines, terms n, columns k. A warpgroup has 64 rows and up to 112 columns; each of its warps
+// loads, splits and stores its own 16 rows. Lines arrive in chunks of 32 terms: x[n] and x[N - n] as two planes, in a ring
+// of stages in shared memory that runs on from one unit of 64 rows to the next. A lane takes four neighbouring terms of a
+// row in 16-byte words, adds and subtracts, and splits the results, which are the A operand as they are. Every row and chunk
+// has its own scale, so no line is read twice, and one that is not finite does not touch another. Sums are restarted for
+// each chunk, because tensor cores truncate. At the end the sums go through the stage that their last chunk has left, so
+// that stores are coalesced.
 //
 // The table, turbofno_ops/_dft_table.py, is the B operand of wgmma (wgmma.cuh) and of mma.sync alike:
 //     [chunk][8 columns][cos, sin][16 terms][high, low][8 terms]     8 x 8 matrices, a row is 8 terms of a column
-// All of it stays in shared memory if it fits: then warps never wait for each other. Else its chunks come through the ring, and the
-// warps of a block go from chunk to chunk together. More than 112 columns are other blocks' work. Term 4 (i / 2) + 2h + i % 2 of 16
-// is term i of half h, so a lane's terms are neighbours; column 2t + e of a fragment is 4e + t, so four lanes' results are.
+// All of it stays in shared memory if it fits: then warps never wait for each other. Else its chunks come through the ring,
+// and the warps of a block go from chunk to chunk together. More than 112 columns are other blocks' work. Term 4 (i / 2) +
+// 2h + i % 2 of 16 is term i of half h, so a lane's terms are neighbours; column 2t + e of a fragment is 4e + t, so four
+// lanes' results are.
 #include "../plan/dense_dft_plan.h"
 #include "async_copy.cuh"
 #include "pdl.cuh"
@@ -74,8 +76,8 @@ struct Walk {
     }
 };
 
-// A warp's chunk of lines in a stage: planes of rows of 32 terms, in 16-byte groups, which are swizzled so that neither copies
-// along terms or lines nor the reads of a warp's lanes have bank conflicts.
+// A warp's chunk of lines in a stage: planes of rows of 32 terms, in 16-byte groups, which are swizzled so that neither
+// copies along terms or lines nor the reads of a warp's lanes have bank conflicts.
 template <int BYTES> struct StagedRows { // BYTES of a value
     static constexpr int kRowBytes = kDftTerms * BYTES;
 
@@ -137,7 +139,7 @@ template <int KIND, bool HALVES> struct LineSource {
             for (int plane = 0; plane < kPlanes; ++plane) {
                 Walk walk(plane == 0 ? first : points - first, plane == 0 ? kTermsAtOnce : -kTermsAtOnce, values_of(a),
                           a.of.in_head, a.of.in_tail, stride);
-#pragma unroll
+#pragma unroll(kAsync ? 4 : kLines) // halves are registers: every index must be a constant
                 for (int i = 0; i < kLines; ++i) {
                     const bool inside = exists(points, first + i * kTermsAtOnce, plane) && walk.inside();
                     const char *from = inside ? input + offset + walk.offset() : input;
@@ -502,8 +504,8 @@ template <int KIND, bool HALVES> struct LineTarget {
         }
     }
 
-    // Stores all of a warp's sums, of the columns first_column .. end - 1, from fragment FIRST on. A recursion because the sums
-    // are registers: every index must be a constant.
+    // Stores all of a warp's sums, of the columns first_column .. end - 1, from fragment FIRST on. A recursion because the
+    // sums are registers: every index must be a constant.
     template <int FIRST = 0, int FRAGMENTS>
     __device__ __forceinline__ void store_from(const DenseArguments &a, Value *stage, const float (&sums)[2][FRAGMENTS][4],
                                                int first_column, int end, int lane) const {
