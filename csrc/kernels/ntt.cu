@@ -162,62 +162,89 @@ template <typename F, int RADIX_BITS> struct Block {
     static constexpr int kRadix = 1 << RADIX_BITS;
 
     const NttArguments &a;
+    int64_t transform; // first value of the block's first transform
+    int first_part, lines; // the block's lines: the first one's number within its transform, how many there are
     Word x[kRadix];
     int position[RADIX_BITS]; // in k of the register's bits
     int k_of_lane;
 
-    __device__ __forceinline__ Block(const NttArguments &a) : a(a) {}
-
-    __device__ __forceinline__ const Word *table(int part) const {
-        return static_cast<const Word *>(a.table) + (int64_t(part) << (a.of.done + a.of.bits + a.of.tail));
+    __device__ __forceinline__ Block(const NttArguments &a) : a(a) {
+        const int part_bits = a.of.done + a.of.tail; // a transform has so many lines, as a power of two
+        const int64_t first = int64_t(blockIdx.x) << a.of.line_bits;
+        transform = (first >> part_bits) << (part_bits + a.of.bits);
+        first_part = int(first) & ((1 << part_bits) - 1);
+        lines = int(min(a.of.lines - first, int64_t(1) << a.of.line_bits));
     }
 
-    // A line is one of 2^(done + tail) of a transform. Index n or k within the transform of an element of it.
-    struct Line {
-        int64_t transform; // first value
-        int part;
+    __device__ __forceinline__ int transform_bits() const { return a.of.done + a.of.bits + a.of.tail; }
+    __device__ __forceinline__ const Word *table(int part) const {
+        return static_cast<const Word *>(a.table) + (part << transform_bits());
+    }
+    __device__ __forceinline__ int part_of(int line) const {
+        return (first_part + line) & ((1 << (a.of.done + a.of.tail)) - 1);
+    }
+
+    // Where value n of a line, or result k, is: after `transform`, and its index within its own transform.
+    struct Place {
+        int at, index;
         bool exists;
     };
-    __device__ __forceinline__ Line line_of(int line) const {
-        const int64_t all = (int64_t(blockIdx.x) << a.of.line_bits) + line;
-        const int part_bits = a.of.done + a.of.tail;
-        return {(all >> part_bits) << (part_bits + a.of.bits), int(all & ((1 << part_bits) - 1)), all < a.of.lines};
+    __device__ __forceinline__ Place place(int line, int index) const {
+        const int others = (first_part + line) >> (a.of.done + a.of.tail); // transforms of the block before this line's
+        return {others << transform_bits() | index, index, line < lines};
+    }
+    __device__ __forceinline__ Place place_of_value(int line, int n) const {
+        // after the first of two launches the known bits of k come first
+        return place(line, a.of.done > 0 ? part_of(line) << a.of.bits | n : n << a.of.tail | part_of(line));
+    }
+    __device__ __forceinline__ Place place_of_result(int line, int k) const {
+        const int index = a.of.done > 0 ? k << a.of.done | part_of(line) : k << a.of.tail | part_of(line);
+        return place(line, a.reversed ? -index & ((1 << transform_bits()) - 1) : index);
     }
 
-    __device__ __forceinline__ Word read(int line, int n) const {
-        const Line of = line_of(line);
-        if (!of.exists) return 0;
-        // after the first of two launches the processed bits k come first
-        const int index = a.of.done > 0 ? of.part << a.of.bits | n : n << a.of.tail | of.part;
-        const int64_t at = of.transform + index;
-        if (a.words_in) return static_cast<const Word *>(a.from)[at];
-        Word value = Word(static_cast<const int64_t *>(a.from)[at]);
-        if (a.factor != nullptr) value = F::multiply_values(value, Word(static_cast<const int64_t *>(a.factor)[at]));
-        if (a.twisted) value = F::multiply(value, __ldg(table(1) + index));
-        return value;
-    }
-
-    __device__ __forceinline__ void write(int line, int k, Word value) const {
-        const Line of = line_of(line);
-        if (!of.exists) return;
-        int index = a.of.done > 0 ? k << a.of.done | of.part : k << a.of.tail | of.part;
-        if (a.words_out) {
-            static_cast<Word *>(a.to)[of.transform + index] = value;
-            return;
-        }
-        if (a.reversed) index = -index & ((1 << (a.of.done + a.of.bits)) - 1);
-        if (a.scaled) value = F::multiply(value, __ldg(table(2) + index));
-        static_cast<int64_t *>(a.to)[of.transform + index] = int64_t(value);
-    }
-
-    // Of the registers that hold this stage's first pass: element and digit of register m.
+    // All loads of a kind come before the first use of one, so that they are in flight together.
     template <int BITS> __device__ __forceinline__ void fetch(const Stage &stage, const Word *shared, bool first) {
+        const auto n_of = [&](int m, const Element &e) {
+            const int digit = (m & ((1 << BITS) - 1)) << stage.bits.lane_bits | stage.lane_digit;
+            return digit << stage.low_bits() | e.low;
+        };
+        const auto place_of = [&](int m) {
+            const Element e = stage.element(m >> BITS);
+            return place_of_value(e.line, n_of(m, e));
+        };
+        if (!first) {
+#pragma unroll
+            for (int m = 0; m < kRadix; ++m) {
+                const Element e = stage.element(m >> BITS);
+                x[m] = shared[swizzled(e.line << a.of.bits | n_of(m, e) << stage.bits.processed | e.k)];
+            }
+        } else if (a.words_in) {
+#pragma unroll
+            for (int m = 0; m < kRadix; ++m) {
+                const Place from = place_of(m);
+                x[m] = from.exists ? (static_cast<const Word *>(a.from) + transform)[from.at] : 0;
+            }
+        } else {
+            load<BITS>(x, static_cast<const int64_t *>(a.from) + transform, place_of);
+            if (a.factor != nullptr) {
+                Word factors[kRadix];
+                load<BITS>(factors, static_cast<const int64_t *>(a.factor) + transform, place_of);
+#pragma unroll
+                for (int m = 0; m < kRadix; ++m) x[m] = F::multiply_values(x[m], factors[m]);
+            }
+            if (a.twisted) {
+#pragma unroll
+                for (int m = 0; m < kRadix; ++m) x[m] = F::multiply(x[m], __ldg(table(1) + place_of(m).index));
+            }
+        }
+    }
+
+    template <int BITS, typename PlaceOf>
+    __device__ __forceinline__ void load(Word (&to)[kRadix], const int64_t *from, const PlaceOf &place_of) const {
 #pragma unroll
         for (int m = 0; m < kRadix; ++m) {
-            const Element e = stage.element(m >> BITS);
-            const int digit = (m & ((1 << BITS) - 1)) << stage.bits.lane_bits | stage.lane_digit;
-            const int n = digit << stage.low_bits() | e.low;
-            x[m] = first ? read(e.line, n) : shared[swizzled(e.line << a.of.bits | n << stage.bits.processed | e.k)];
+            const Place of = place_of(m);
+            to[m] = of.exists ? Word(from[of.at]) : 0;
         }
     }
 
@@ -232,29 +259,54 @@ template <typename F, int RADIX_BITS> struct Block {
         multiply_by_powers<F, RADIX_BITS, BITS, ONE>(x, [&](int group) {
             const Element e = stage.element(ONE ? 0 : group);
             int low = digit << stage.low_bits() | e.low;
-            if (a.of.tail > 0) low = low << a.of.tail | line_of(e.line).part;
-            return __ldg(table(0) + (int64_t(low) << (a.of.done + processed)));
+            if (a.of.tail > 0) low = low << a.of.tail | part_of(e.line);
+            return __ldg(table(0) + (low << (a.of.done + processed)));
         });
     }
 
-    template <int BITS> __device__ __forceinline__ void store(const Stage &stage, Word *shared, bool last) const {
-#pragma unroll
-        for (int m = 0; m < kRadix; ++m) {
-            const Element e = stage.element(m >> BITS);
+    template <int BITS> __device__ __forceinline__ void store(const Stage &stage, Word *shared, bool last) {
+        const auto k_of = [&](int m, const Element &e) {
             int k = e.k | k_of_lane;
 #pragma unroll
             for (int i = 0; i < BITS; ++i) k |= (m >> i & 1) << position[i];
-            if (last) {
-                write(e.line, k, x[m]);
+            return k;
+        };
+        const auto place_of = [&](int m) {
+            const Element e = stage.element(m >> BITS);
+            return place_of_result(e.line, k_of(m, e));
+        };
+        if (!last) {
+#pragma unroll
+            for (int m = 0; m < kRadix; ++m) {
+                const Element e = stage.element(m >> BITS);
+                const int low_first = stage.bits.processed + stage.bits.bits;
+                shared[swizzled(e.line << a.of.bits | e.low << low_first | k_of(m, e))] = x[m];
+            }
+            return;
+        }
+        if (a.scaled) {
+#pragma unroll
+            for (int m = 0; m < kRadix; ++m) x[m] = F::multiply(x[m], __ldg(table(2) + place_of(m).index));
+        }
+#pragma unroll
+        for (int m = 0; m < kRadix; ++m) {
+            const Place to = place_of(m);
+            if (!to.exists) continue;
+            if (a.words_out) {
+                (static_cast<Word *>(a.to) + transform)[to.at] = x[m];
             } else {
-                shared[swizzled(e.line << a.of.bits | e.low << (stage.bits.processed + stage.bits.bits) | k)] = x[m];
+                (static_cast<int64_t *>(a.to) + transform)[to.at] = int64_t(x[m]);
             }
         }
     }
 };
 
+// Bounds the registers: 16 words of 32 bits need no more than 640 threads leave to each, though no block has so many.
 template <typename F, int RADIX_BITS>
-__global__ void __launch_bounds__(1 << max_thread_bits(sizeof(typename F::Word), RADIX_BITS)) ntt(const NttArguments a) {
+constexpr int kMostThreads = RADIX_BITS == 4 && sizeof(typename F::Word) == 4 ? 640 : 1 << max_thread_bits(RADIX_BITS);
+
+template <typename F, int RADIX_BITS> __global__ void __launch_bounds__(kMostThreads<F, RADIX_BITS>)
+    ntt(const NttArguments a) {
     extern __shared__ uint4 shared[];
     auto *values = reinterpret_cast<typename F::Word *>(shared);
     const int lane = threadIdx.x % kLanes;

@@ -55,8 +55,7 @@ NttLaunch launch_of(const turbofno_ntt &t, int bits, int done, int tail) {
 
 NttPlan plan(const turbofno_ntt &t) {
     const int bits = bits_of(t.points), radix_bits = bits_of(t.radix);
-    const bool fits = bits - radix_bits <= max_thread_bits(word_bytes(t), radix_bits) &&
-                      word_bytes(t) << bits <= t.shared_bytes;
+    const bool fits = bits - radix_bits <= max_thread_bits(radix_bits) && word_bytes(t) << bits <= t.shared_bytes;
     const bool few = bits >= kMinSplitBits && t.lines * 2 <= t.multiprocessors;
     NttPlan p{};
     if (fits && !few) {

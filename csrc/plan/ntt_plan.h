@@ -44,8 +44,8 @@ TURBOFNO_HOST_DEVICE constexpr int bits_of(int power_of_two) {
     return bits;
 }
 
-// Most threads of a block, as a power of two: 16 values of 64 bits need 128 registers.
-TURBOFNO_HOST_DEVICE constexpr int max_thread_bits(int word_bytes, int radix_bits) { return word_bytes == 8 && radix_bits == 4 ? 9 : 10; }
+// Most threads of a block, as a power of two: 16 values of a thread need more than 64 registers.
+TURBOFNO_HOST_DEVICE constexpr int max_thread_bits(int radix_bits) { return radix_bits == 4 ? 9 : 10; }
 
 NttPlan plan(const turbofno_ntt &transform);
 

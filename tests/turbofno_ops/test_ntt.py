@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import ctypes
 import random
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from tests.draws import generator
 from tests.thorough import tried
 from tests.turbofno_ops.cuda_on_cpu import compile_kernels
 from tests.turbofno_ops.on_gpu import needs_kernels, poison
 from turbofno_ops._native import Ntt
-from turbofno_ops._support import Device
+from turbofno_ops._support import A100
 from turbofno_ops.ntt import (
     BABY_BEAR,
     GOLDILOCKS,
     _cuda,
+    _library,
     cyclic_product,
     from_integers,
     intt,
@@ -45,7 +48,13 @@ def draw(prime: int, count: int) -> list[int]:
 
 
 def drawn(prime: int, *shape: int) -> torch.Tensor:
-    return from_integers(draw(prime, int(np.prod(shape))), prime).view(shape)
+    """The same as a tensor."""
+    draws = generator()
+    values = draws.integers(prime, size=shape, dtype=np.uint64)
+    edges = np.array([edge % prime for edge in EDGES], dtype=np.uint64)
+    at_edge = draws.random(shape) < 1 / 8
+    values[at_edge] = draws.choice(edges, at_edge.sum())
+    return torch.from_numpy(values.view(np.int64))
 
 
 def schoolbook(a: list[int], b: list[int], prime: int, wrapped: int) -> list[int]:
@@ -169,9 +178,6 @@ def kernels() -> ctypes.CDLL:
     return compile_kernels("kernels/ntt.cu", "plan/ntt_plan.cpp")
 
 
-A100_SHARED_BYTES = 163 * 1024
-
-
 def emulated(
     kernels: ctypes.CDLL,
     x: torch.Tensor,
@@ -184,7 +190,7 @@ def emulated(
     """The result of the kernels on the CPU; raises RuntimeError if the launch fails."""
     name, out = FIELDS[prime].name, torch.full_like(x, -1)
     constants = table(name, x.shape[-1], options["inverse"], options["negacyclic"], x.device)
-    limits = Device(multiprocessors, A100_SHARED_BYTES, False)
+    limits = A100._replace(multiprocessors=multiprocessors)
     structure = _cuda.structure_of(x, factor, out, constants, limits, name, **options)
     count = kernels.turbofno_ntt_workspace_bytes(structure)
     workspace = torch.full((count,), -1, dtype=torch.int8)
@@ -238,13 +244,36 @@ def test_emulated_kernels_are_exact_on_long_lines(kernels: ctypes.CDLL, prime: i
         assert torch.equal(found, reference(x, None, prime, **kind)), (n, radix, exchange, kind)
 
 
+@pytest.mark.parametrize("prime", PRIMES)
+@pytest.mark.parametrize("product", [cyclic_product, negacyclic_product])
+def test_products_run_on_the_kernels(
+    kernels: ctypes.CDLL, prime: int, product: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched = []
+
+    def launch(name: str, structure: Ntt) -> None:
+        assert getattr(kernels, f"turbofno_{name}")(structure, None) == 0
+        launched.append(structure)
+
+    n = random.choice(SIZES)
+    a, b = drawn(prime, n, 2).T, drawn(prime, 2, n)
+    expected = product(a, b, prime)
+    monkeypatch.setattr(_library, "refusal", lambda _: None)
+    monkeypatch.setattr(_cuda, "device_limits", lambda _: A100)
+    monkeypatch.setattr(_cuda, "launch", launch)
+    monkeypatch.setattr(_cuda, "bytes_of", lambda name, s: getattr(kernels, f"turbofno_{name}")(s))
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    assert torch.equal(product(a, b, prime), expected)
+    assert [(s.inverse, bool(s.factor)) for s in launched] == [(0, False), (0, False), (1, True)]
+
+
 def test_two_launches_need_a_workspace(kernels: ctypes.CDLL) -> None:
     x = drawn(BABY_BEAR, 1, 2**16)
     structure = Ntt(
         lines=1,
         points=2**16,
         radix=4,
-        shared_bytes=A100_SHARED_BYTES,
+        shared_bytes=A100.shared_bytes,
         input=x.data_ptr(),
         out=torch.empty_like(x).data_ptr(),
         table=x.data_ptr(),
@@ -272,26 +301,28 @@ def test_two_launches_need_a_workspace(kernels: ctypes.CDLL) -> None:
     ],
 )
 def test_limits(kernels: ctypes.CDLL, changes: dict[str, int], why: bytes | None) -> None:
-    of = {"lines": 1, "points": 64, "radix": 8, "shared_bytes": A100_SHARED_BYTES} | changes
+    of = {"lines": 1, "points": 64, "radix": 8, "shared_bytes": A100.shared_bytes} | changes
     found = kernels.turbofno_ntt_unsupported(Ntt(**of))
     assert found is None if why is None else why in found
 
 
 @needs_kernels
 @pytest.mark.parametrize("prime", PRIMES)
-@pytest.mark.parametrize(("radix", "exchange"), VARIANTS)
-def test_kernels_are_exact_on_a_gpu(prime: int, radix: int, exchange: str) -> None:
-    for n in SIZES:
-        for lines in (1, random.randint(2, 9), 300 if n <= 1024 else 70):
-            x = drawn(prime, lines, n)
-            for kind in transform_kinds():
-                factor = x.flip(0) if kind["inverse"] else None
-                given = [None if t is None else t.cuda() for t in (x, factor)]
+@pytest.mark.parametrize("n", SIZES)
+def test_kernels_are_exact_on_a_gpu(prime: int, n: int) -> None:
+    # enough lines for one launch where they fit
+    for lines in (1, random.randint(2, 9), 300 if n < 1024 else 90 if n <= 8192 else 12):
+        x = drawn(prime, lines, n)
+        for kind in transform_kinds():
+            factor = x.flip(0) if kind["inverse"] else None
+            expected = reference(x, factor, prime, **kind)
+            given = [None if t is None else t.cuda() for t in (x, factor)]
+            for radix, exchange in VARIANTS:
                 poison()
                 found = _cuda.transform(
                     *given, FIELDS[prime].name, radix=radix, exchange=exchange, **kind
                 )
-                assert torch.equal(found.cpu(), reference(x, factor, prime, **kind)), (n, lines)
+                assert torch.equal(found.cpu(), expected), (lines, kind, radix, exchange)
 
 
 @needs_kernels

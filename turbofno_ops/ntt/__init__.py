@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from turbofno_ops.ntt import _library
 from turbofno_ops.ntt._arithmetic import BABY_BEAR, FIELDS, GOLDILOCKS
+from turbofno_ops.ntt._library import transform
 
 BACKENDS = ("reference", "cuda")
 
@@ -66,7 +66,7 @@ def ntt(
         Agarwal and Burrus, Number Theoretic Transforms to Implement Fast Digital Convolution, Proc. IEEE 63, 1975.
     """
     name = _checked("ntt", prime, backend, x=x)
-    return _run(x, None, name, backend, inverse=False, negacyclic=negacyclic)
+    return transform(x, None, name, backend, inverse=False, negacyclic=negacyclic)
 
 
 def intt(
@@ -97,7 +97,7 @@ def intt(
         True
     """
     name = _checked("intt", prime, backend, x=x)
-    return _run(x, None, name, backend, inverse=True, negacyclic=negacyclic)
+    return transform(x, None, name, backend, inverse=True, negacyclic=negacyclic)
 
 
 def cyclic_product(
@@ -202,22 +202,9 @@ def _product(
     if a.device != b.device:
         raise ValueError(f"{op}: a is on {a.device} but b on {b.device}; move one of them")
     first, second = (
-        _run(x, None, name, backend, inverse=False, negacyclic=negacyclic) for x in (a, b)
+        transform(x, None, name, backend, inverse=False, negacyclic=negacyclic) for x in (a, b)
     )
-    return _run(first, second, name, backend, inverse=True, negacyclic=negacyclic)
-
-
-def _run(
-    x: torch.Tensor,
-    factor: torch.Tensor | None,
-    name: str,
-    backend: str,
-    *,
-    inverse: bool,
-    negacyclic: bool,
-) -> torch.Tensor:
-    found: torch.Tensor = torch.ops.turbofno.ntt(x, factor, name, inverse, negacyclic, backend)
-    return found
+    return transform(first, second, name, backend, inverse=True, negacyclic=negacyclic)
 
 
 def _checked(op: str, prime: int, backend: str, **tensors: torch.Tensor) -> str:
@@ -245,7 +232,3 @@ def _field_name(op: str, prime: int) -> str:
             f"{op}: prime must be BABY_BEAR ({BABY_BEAR}) or GOLDILOCKS ({GOLDILOCKS}), got {prime}"
         )
     return FIELDS[prime].name
-
-
-# importing it registers the op
-del _library

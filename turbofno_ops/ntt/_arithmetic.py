@@ -40,7 +40,7 @@ class Field:
     generator: int
     word_bytes: int
     montgomery: int
-    multiply: Callable[[Words, Words], Words]
+    multiply: Callable[[Words, Words | np.uint64], Words]
 
     def root(self, order: int) -> int:
         """Return a primitive root of unity; `order` is a power of two."""
@@ -65,12 +65,12 @@ class Field:
         return difference
 
 
-def _multiply_baby_bear(a: Words, b: Words) -> Words:
+def _multiply_baby_bear(a: Words, b: Words | np.uint64) -> Words:
     product: Words = a * b % np.uint64(BABY_BEAR)
     return product
 
 
-def _multiply_goldilocks(a: Words, b: Words) -> Words:
+def _multiply_goldilocks(a: Words, b: Words | np.uint64) -> Words:
     """Return a b: 128 bits by four products of 32, then 2^64 = 2^32 - 1 and 2^96 = -1."""
     a_low, a_high, b_low, b_high = a & _LOW, a >> _HALF, b & _LOW, b >> _HALF
     low, across = a_low * b_low, a_high * b_low

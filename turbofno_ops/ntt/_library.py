@@ -79,3 +79,17 @@ def _fake_ntt(
 
 _library.impl("ntt", _ntt, "CompositeExplicitAutograd")
 torch.library.register_fake("turbofno::ntt", _fake_ntt, lib=_library)
+
+
+def transform(
+    x: torch.Tensor,
+    factor: torch.Tensor | None,
+    field: str,
+    backend: str,
+    *,
+    inverse: bool,
+    negacyclic: bool,
+) -> torch.Tensor:
+    """Call the op; arguments are checked before (__init__.py)."""
+    found: torch.Tensor = torch.ops.turbofno.ntt(x, factor, field, inverse, negacyclic, backend)
+    return found
