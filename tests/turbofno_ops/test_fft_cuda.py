@@ -160,6 +160,21 @@ def test_nan_stays_in_its_line(name: str, points: int) -> None:
     assert not found[[17, 31]].isfinite().any()
 
 
+def test_real_lines_that_begin_at_any_value() -> None:
+    """Pairs of real values are read at once where memory allows it."""
+    for dtype, precision, limit in ((torch.float32, "fp32", 1e-6), (torch.float16, "fp16", 2e-3)):
+        stored = torch.randn(7001).to(dtype)
+        for x in (
+            stored[1:6401].view(100, 64),
+            stored[3:6403].view(64, 100)[:, 1:65],
+            torch.as_strided(stored, (5, 6, 64), (1001, 100, 1)),
+        ):
+            expected = np.fft.rfft(x.numpy().astype(np.float64), norm="ortho")
+            on_gpu = torch.as_strided(stored.cuda(), x.shape, x.stride(), x.storage_offset())
+            found = ours.rfft(on_gpu, norm="ortho", precision=precision, backend="kernels")
+            assert relative_error(found.cpu(), expected) < limit
+
+
 def test_batches_larger_than_the_cache_run_in_chunks() -> None:
     x = torch.randn(700, 85, 141, device="cuda")
     found = ours.rfft2(x, backend="kernels")
