@@ -47,8 +47,9 @@ template <int... R> struct Fixed {
     }
     static __device__ constexpr int pitch(int stage) {
         const int list[] = {R...};
-        return fft_pitch(list, kStages, stage);
+        return fft_pitch(list, kStages, stage, true);
     }
+    static __device__ constexpr bool padded() { return true; }
     static __device__ constexpr int size() { return (R * ...); }
     static __device__ constexpr int stages() { return kStages; }
     static __device__ constexpr int after(int stage) {
@@ -72,6 +73,7 @@ template <int MAX_RADIX, int THREADS, int BLOCKS> struct Any {
     __device__ explicit Any(const FftPlan &plan) : p(plan) {}
     __device__ int radix(int stage) const { return p.radix[stage]; }
     __device__ int pitch(int stage) const { return p.pitch[stage]; }
+    __device__ bool padded() const { return p.padded; }
     __device__ int size() const { return p.size; }
     __device__ int stages() const { return p.stages; }
     __device__ int after(int stage) const { return int(p.by_after[stage].by); }
@@ -84,6 +86,7 @@ template <int MAX_RADIX, int THREADS, int BLOCKS> struct Any {
 
 // Place in shared memory of values d whose digits are `first` and later ones, the last digit fastest.
 template <typename Shape> __device__ __forceinline__ int place_of_points(const Shape &shape, int first, int d) {
+    if (!shape.padded()) return d;
     int place = 0;
 #pragma unroll
     for (int i = shape.stages() - 1; i > first; --i) {
@@ -300,7 +303,7 @@ template <typename Shape> struct Transform {
         const bool inside = line < lines;
         const int64_t from = inside ? offset(p.in, line0 + line) : 0;
         uint2 read[R];
-        if (Shape::kFixed && inside && p.in.gap == 0) {
+        if (inside && p.in.gap == 0) {
             const int64_t first = from + index * p.in.point, stride = step * p.in.point;
             if (p.half) {
 #pragma unroll
@@ -343,8 +346,12 @@ template <typename Shape> struct Transform {
 
     // `to`: offset of the line.
     __device__ __forceinline__ void put_point(int64_t to, int64_t line, int point, float2 v) const {
-        if (in_gap(p.out, point)) return;
         v = result(v);
+        if (p.out.gap == 0 && p.twiddle_points == 0) {
+            write(a.out, to + point * p.out.point, v, p.half);
+            return;
+        }
+        if (in_gap(p.out, point)) return;
         if (p.twiddle_points != 0) v = twiddled(v, line, point);
         write(a.out, to + position(p.out, point), v, p.half);
     }
@@ -412,29 +419,29 @@ template <typename Shape> struct Transform {
         }
     }
 
-    __device__ __forceinline__ uint2 fetch_pair(int array_line, int point) const {
+    template <bool PLAIN> __device__ __forceinline__ uint2 fetch_pair(int array_line, int point) const {
         const int64_t from = in_offsets[array_line];
-        if (from == kNoLine || in_gap(p.in, point)) return {};
-        return read_pair(a.in, from + position(p.in, point), p.half);
+        if (from == kNoLine || (!PLAIN && in_gap(p.in, point))) return {};
+        return read_pair(a.in, from + (PLAIN ? point : position(p.in, point)), p.half);
     }
-    __device__ __forceinline__ unsigned fetch_real(int array_line, int point) const {
+    template <bool PLAIN> __device__ __forceinline__ unsigned fetch_real(int array_line, int point) const {
         const int64_t from = in_offsets[array_line];
-        if (from == kNoLine || in_gap(p.in, point)) return 0;
-        return read_real(a.in, from + position(p.in, point), p.half);
+        if (from == kNoLine || (!PLAIN && in_gap(p.in, point))) return 0;
+        return read_real(a.in, from + (PLAIN ? point : position(p.in, point)), p.half);
     }
-    template <typename V> __device__ __forceinline__ void put_value(int array_line, int point, V v) const {
+    template <bool PLAIN, typename V> __device__ __forceinline__ void put_value(int array_line, int point, V v) const {
         const int64_t to = out_offsets[array_line];
-        if (to != kNoLine && !in_gap(p.out, point)) write(a.out, to + position(p.out, point), v, p.half);
+        if (to == kNoLine || (!PLAIN && in_gap(p.out, point))) return;
+        write(a.out, to + (PLAIN ? point : position(p.out, point)), v, p.half);
     }
     __device__ __forceinline__ float2 taken(uint2 pair) const {
         const float2 v = to_float(pair, p.half);
         return {v.x, v.y * a.in_sign};
     }
 
-    static constexpr int kHeld = Shape::kFixed ? 8 : 4; // values of one thread on their way
-
     // Returns true if this thread read a value that is not finite.
-    __device__ __forceinline__ bool take_in(int pass) const {
+    template <bool PLAIN> __device__ __forceinline__ bool take_in(int pass) const {
+        constexpr int held_at_once = PLAIN ? 8 : 2; // loads of a thread on their way
         const int size = shape.size();
         bool finite = true;
         const auto check = [&](float2 v) { finite = finite && v.x - v.x == 0.0f && v.y - v.y == 0.0f; };
@@ -451,8 +458,8 @@ template <typename Shape> struct Transform {
             const auto fetch = [&](int item) {
                 int line, k;
                 where(item, line, k);
-                if (Shape::kFixed || even) return Held{fetch_pair(line, k), fetch_pair(line, size - k)};
-                return Held{fetch_pair(2 * line + (pass == 2), k), pass == 0 ? fetch_pair(2 * line + 1, k) : uint2{}};
+                if (Shape::kFixed || even) return Held{fetch_pair<PLAIN>(line, k), fetch_pair<PLAIN>(line, size - k)};
+                return Held{fetch_pair<PLAIN>(2 * line + (pass == 2), k), pass == 0 ? fetch_pair<PLAIN>(2 * line + 1, k) : uint2{}};
             };
             const auto use = [&](int item, const Held &held) {
                 int line, k;
@@ -474,11 +481,11 @@ template <typename Shape> struct Transform {
             };
             // value size / 2 of even sizes is its own partner
             const bool alone = even && size % 2 == 0 && int(threadIdx.x) < p.lines;
-            const uint2 ahead = alone ? fetch_pair(threadIdx.x, size / 2) : uint2{};
-            each_held<Shape::kFixed ? kHeld : kHeld / 2, Held>(count, fetch, use);
+            const uint2 ahead = alone ? fetch_pair<PLAIN>(threadIdx.x, size / 2) : uint2{};
+            each_held<held_at_once / 2, Held>(count, fetch, use);
             if (alone) {
                 for (int line = threadIdx.x; line < p.lines; line += p.threads) {
-                    const float2 v = taken(line == int(threadIdx.x) ? ahead : fetch_pair(line, size / 2));
+                    const float2 v = taken(line == int(threadIdx.x) ? ahead : fetch_pair<PLAIN>(line, size / 2));
                     values[place(line, size / 2)] = v + v;
                 }
             }
@@ -487,14 +494,14 @@ template <typename Shape> struct Transform {
         const auto where = [&](int item, int &line, int &point) {
             split(p.in.lines_first, item, size, [&](int n) { return shape.over_size(n); }, line, point);
         };
-        each_held<kHeld, uint2>(
+        each_held<held_at_once, uint2>(
             size,
             [&](int item) {
                 int line, point;
                 where(item, line, point);
-                if (p.in.access == kFftComplex) return fetch_pair(line, point);
-                if (p.in.access == kFftNeighbours) return uint2{fetch_real(line, 2 * point), fetch_real(line, 2 * point + 1)};
-                return uint2{fetch_real(2 * line + (pass == 2), point), pass == 0 ? fetch_real(2 * line + 1, point) : 0};
+                if (p.in.access == kFftComplex) return fetch_pair<PLAIN>(line, point);
+                if (p.in.access == kFftNeighbours) return uint2{fetch_real<PLAIN>(line, 2 * point), fetch_real<PLAIN>(line, 2 * point + 1)};
+                return uint2{fetch_real<PLAIN>(2 * line + (pass == 2), point), pass == 0 ? fetch_real<PLAIN>(2 * line + 1, point) : 0};
             },
             [&](int item, uint2 held) {
                 int line, point;
@@ -511,7 +518,7 @@ template <typename Shape> struct Transform {
         return !finite;
     }
 
-    __device__ __forceinline__ void put_out(int pass) const {
+    template <bool PLAIN> __device__ __forceinline__ void put_out(int pass) const {
         const int size = shape.size();
         const auto value = [&](int line, int q) { return values[line * p.line_pitch + place_of_results(shape, shape.stages(), q)]; };
         if (p.out.access == kFftHalf || p.out.access == kFftTwoHalves) {
@@ -521,15 +528,15 @@ template <typename Shape> struct Transform {
                 const float2 even{0.5f * sum.x, 0.5f * sum.y}, odd{0.5f * difference.y, -0.5f * difference.x};
                 if (Shape::kFixed || p.out.access == kFftHalf) {
                     const float2 turned = product(odd, __ldg(a.table + k));
-                    put_value(line, k, result(even + turned));
-                    if (2 * k != size) put_value(line, size - k, result(conjugate(even - turned)));
+                    put_value<PLAIN>(line, k, result(even + turned));
+                    if (2 * k != size) put_value<PLAIN>(line, size - k, result(conjugate(even - turned)));
                 } else {
-                    put_value(2 * line + (pass == 2), k, result(even));
-                    if (pass == 0) put_value(2 * line + 1, k, result(odd));
+                    put_value<PLAIN>(2 * line + (pass == 2), k, result(even));
+                    if (pass == 0) put_value<PLAIN>(2 * line + 1, k, result(odd));
                 }
             };
             const int count = (size + 1) / 2, total = p.lines * count;
-#pragma unroll 2
+#pragma unroll(PLAIN ? 2 : 1)
             for (int item = threadIdx.x; item < total; item += p.threads) {
                 int line, k;
                 split(p.out.lines_first, item, count, [&](int n) { return shape.over_half(n); }, line, k);
@@ -542,22 +549,134 @@ template <typename Shape> struct Transform {
             return;
         }
         const int total = p.lines * size;
-#pragma unroll 2
+#pragma unroll(PLAIN ? 2 : 1)
         for (int item = threadIdx.x; item < total; item += p.threads) {
             int line, point;
             split(p.out.lines_first, item, size, [&](int n) { return shape.over_size(n); }, line, point);
             const float2 v = value(line, point);
             if (p.out.access == kFftComplex) {
                 const float2 r = result(v);
-                put_value(line, point, p.twiddle_points == 0 ? r : twiddled(r, line0 + line, point));
+                put_value<PLAIN>(line, point, p.twiddle_points == 0 ? r : twiddled(r, line0 + line, point));
             } else if (p.out.access == kFftNeighbours) {
-                put_value(line, 2 * point, v.x * a.scale);
-                put_value(line, 2 * point + 1, v.y * a.scale);
+                put_value<PLAIN>(line, 2 * point, v.x * a.scale);
+                put_value<PLAIN>(line, 2 * point + 1, v.y * a.scale);
             } else {
-                put_value(2 * line + (pass == 2), point, v.x * a.scale);
-                if (pass == 0) put_value(2 * line + 1, point, v.y * a.scale);
+                put_value<PLAIN>(2 * line + (pass == 2), point, v.x * a.scale);
+                if (pass == 0) put_value<PLAIN>(2 * line + 1, point, v.y * a.scale);
             }
         }
+    }
+
+    // Both again for real transforms of even size, where lines and threads are those that the kernel knows.
+
+    // Line and k of pair i of this thread.
+    __device__ __forceinline__ static void regular_pair(int i, int &line, int &k) {
+        constexpr int count = Shape::size() / 2;
+        if constexpr (count <= kFftThreads) {
+            line = int(threadIdx.x) / count + i * (kFftThreads / count);
+            k = int(threadIdx.x) % count;
+        } else {
+            line = i / (count / kFftThreads);
+            k = int(threadIdx.x) + i % (count / kFftThreads) * kFftThreads;
+        }
+    }
+    __device__ __forceinline__ static constexpr int regular_line_pitch() {
+        return fft_line_pitch(Shape::radix(0) * Shape::pitch(0), 16);
+    }
+
+    __device__ __forceinline__ void take_halves() const {
+        constexpr int size = Shape::size(), pairs = Shape::radix(0) / 2, line_pitch = regular_line_pitch();
+        uint2 low[pairs], high[pairs], middle{};
+        const int64_t first = line0 * p.in.inner;
+        const auto read = [&](bool half) {
+#pragma unroll
+            for (int i = 0; i < pairs; ++i) {
+                int line, k;
+                regular_pair(i, line, k);
+                low[i] = high[i] = uint2{};
+                if (line >= lines) continue;
+                const int64_t from = first + line * p.in.inner;
+                low[i] = read_pair(a.in, from + k, half);
+                high[i] = read_pair(a.in, from + (size - k), half);
+            }
+            if (int(threadIdx.x) < lines) middle = read_pair(a.in, first + threadIdx.x * p.in.inner + size / 2, half);
+        };
+        if (p.half) {
+            read(true);
+        } else {
+            read(false);
+        }
+#pragma unroll
+        for (int i = 0; i < pairs; ++i) {
+            int line, k;
+            regular_pair(i, line, k);
+            float2 v = taken(low[i]), u = taken(high[i]);
+            if (k == 0) v.y = u.y = 0.0f;
+            const float2 sum = v + conjugate(u), turned = product(v - conjugate(u), __ldg(a.table + k));
+            float2 *const to = values + line * line_pitch;
+            to[place_of_points(shape, 0, k)] = {sum.x - turned.y, sum.y + turned.x};
+            if (k != 0) to[place_of_points(shape, 0, size - k)] = {sum.x + turned.y, turned.x - sum.y};
+        }
+        if (int(threadIdx.x) < lines) {
+            const float2 v = taken(middle);
+            values[threadIdx.x * line_pitch + place_of_points(shape, 0, size / 2)] = v + v;
+        }
+    }
+
+    __device__ __forceinline__ void put_halves() const {
+        constexpr int size = Shape::size(), pairs = Shape::radix(0) / 2, line_pitch = regular_line_pitch();
+        const float half_scale = 0.5f * a.scale;
+        const int64_t first = line0 * p.out.inner;
+        const auto put = [&](bool half) {
+#pragma unroll
+            for (int i = 0; i < pairs; ++i) {
+                int line, k;
+                regular_pair(i, line, k);
+                if (line >= lines) continue;
+                const float2 *const from = values + line * line_pitch;
+                const float2 w = __ldg(a.table + k), turn{half_scale * w.y, -half_scale * w.x}; // -i w scale / 2
+                const float2 v = from[place_of_results(shape, Shape::kStages, k)];
+                const float2 u = from[place_of_results(shape, Shape::kStages, k == 0 ? 0 : size - k)];
+                const float2 sum{v.x + u.x, v.y - u.y}, turned = product({v.x - u.x, v.y + u.y}, turn);
+                const int64_t to = first + line * p.out.inner;
+                write(a.out, to + k, {fmaf(sum.x, half_scale, turned.x), a.out_sign * fmaf(sum.y, half_scale, turned.y)}, half);
+                write(a.out, to + (size - k),
+                      {fmaf(sum.x, half_scale, -turned.x), a.out_sign * fmaf(-sum.y, half_scale, turned.y)}, half);
+            }
+            if (int(threadIdx.x) < lines) {
+                const float2 v = values[threadIdx.x * line_pitch + place_of_results(shape, Shape::kStages, size / 2)];
+                write(a.out, first + threadIdx.x * p.out.inner + size / 2, result(conjugate(v)), half);
+            }
+        };
+        if (p.half) {
+            put(true);
+        } else {
+            put(false);
+        }
+    }
+
+    __device__ __forceinline__ bool enter(int pass) const {
+        if constexpr (Shape::kFixed) {
+            if (p.regular && p.in.access == kFftHalf && p.in.plain && p.joined) {
+                take_halves();
+                return false;
+            }
+        } else if (p.in.plain) {
+            return take_in<true>(pass);
+        }
+        return take_in<false>(pass);
+    }
+    __device__ __forceinline__ void leave(int pass) const {
+        if constexpr (Shape::kFixed) {
+            if (p.regular && p.out.access == kFftHalf && p.out.plain && p.joined) {
+                put_halves();
+                return;
+            }
+        } else if (p.out.plain) {
+            put_out<true>(pass);
+            return;
+        }
+        put_out<false>(pass);
     }
 };
 
@@ -576,7 +695,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) transform_lin
     // If a line of a pair has a value that is not finite, a block transforms both lines alone.
     for (int pass = 0;;) {
         if (p.in.access != kFftDirect) {
-            const bool bad = transform.take_in(pass);
+            const bool bad = transform.enter(pass);
             if (!Shape::kFixed && p.paired && bad) *spoilt = 1;
             __syncthreads();
         }
@@ -588,7 +707,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) transform_lin
         transform.stages();
         if (p.out.access != kFftDirect) {
             __syncthreads();
-            transform.put_out(pass);
+            transform.leave(pass);
         }
         if (Shape::kFixed || pass != 1) break;
         pass = 2;
@@ -609,7 +728,7 @@ Kernel kernel_for(const FftPlan &p) {
     case 1024: return transform_lines<Fixed<16, 8, 8>>;
     case 2048: return transform_lines<Fixed<16, 16, 8>>;
     case 4096: return transform_lines<Fixed<16, 16, 16>>;
-    default: return transform_lines<Any<17, 256, 3>>;
+    default: return transform_lines<Any<17, kFftThreads, 3>>;
     }
 }
 

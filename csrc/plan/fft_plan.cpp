@@ -9,24 +9,32 @@ namespace {
 
 constexpr int kRegisterRadices[] = {2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15, 16, 17};
 constexpr int64_t kMaxLines = (int64_t(1) << 31) - 1;
-constexpr int kThreads = 256; // of a block, where radices are not fixed
 constexpr int kBlockValues = 4096; // complex values of a block that are enough to hide latency
 constexpr int kMaxFftSharedBytes = 72 * 1024; // three blocks on a multiprocessor
 
-// The fewest stages; of these the smallest largest radix, then the smallest sum of radices. Largest radix first.
+int twos(int n) {
+    int count = 0;
+    for (; n % 2 == 0; n /= 2) ++count;
+    return count;
+}
+
+// The fewest stages; of these few operations, and all factors of two in one radix, which comes first: then the distances in
+// shared memory are odd without padding.
 struct Stages {
     int count, radix[kMaxFftStages];
 
-    int largest() const { return radix[0]; }
-    int sum() const {
-        int sum = 0;
-        for (int i = 0; i < count; ++i) sum += radix[i];
-        return sum;
+    int cost() const {
+        int cost = 0, all_twos = 0, most_twos = 0;
+        for (int i = 0; i < count; ++i) {
+            cost += radix[i];
+            all_twos += twos(radix[i]);
+            most_twos = std::max(most_twos, twos(radix[i]));
+        }
+        return cost + (all_twos > most_twos ? 8 : 0);
     }
     bool better_than(const Stages &other) const {
         if (other.count == 0 || count != other.count) return other.count == 0 || count < other.count;
-        if (largest() != other.largest()) return largest() < other.largest();
-        return sum() < other.sum();
+        return cost() < other.cost();
     }
 };
 
@@ -48,6 +56,7 @@ Stages stages_of(int size) {
     if (size == 1) return {1, {1}};
     Stages taken{}, best{};
     search(size, taken, best);
+    std::stable_sort(best.radix, best.radix + best.count, [](int a, int b) { return twos(a) > twos(b); });
     return best;
 }
 
@@ -61,8 +70,8 @@ int length(const turbofno_fft &fft, int side) {
     return half ? fft.points / 2 + 1 : fft.points;
 }
 
-// Threads next to each other would have runs of `run` values, of 8 bytes or, in half precision, 4.
-bool whole_sectors(int run, int value_bytes) { return run * value_bytes >= 128 || run * value_bytes % 32 == 0; }
+// Runs of neighbouring threads are at least nearly whole sectors of 32 bytes.
+bool whole_sectors(int run, int value_bytes) { return run * value_bytes >= 128 || run * value_bytes % 16 == 0; }
 
 FftSide side_of(const turbofno_fft &fft, const FftPlan &p, int side) {
     const int head = side == 0 ? fft.in_head : fft.out_head, tail = side == 0 ? fft.in_tail : fft.out_tail;
@@ -89,6 +98,7 @@ FftSide side_of(const turbofno_fft &fft, const FftPlan &p, int side) {
             s.gap /= 2;
         }
     }
+    s.plain = s.point == 1 && s.gap == 0;
     if (complex) {
         const int radix = p.radix[side == 0 ? 0 : p.stages - 1];
         const int value_bytes = fft.precision == TURBOFNO_FP16 ? 4 : 8;
@@ -97,16 +107,30 @@ FftSide side_of(const turbofno_fft &fft, const FftPlan &p, int side) {
     return s;
 }
 
-// Padded so that 16 neighbouring threads are in different banks if `together` of them have neighbouring lines.
-int line_pitch_of(int values, int together) {
-    const int wanted = 16 / std::min(together, 16);
-    return round_up(values - wanted, 16) + wanted;
-}
-
 int power_of_two_below(int n) {
     int power = 1;
     while (2 * power <= n) power *= 2;
     return power;
+}
+
+// Lines of a block whose butterflies fill its threads: the share of threads at work, over all stages, is the largest.
+int filling_lines(const FftPlan &p) {
+    const int most = std::max(1, kBlockValues * 5 / 4 / p.size), least = std::max(1, most * 3 / 5);
+    int best = most;
+    double best_share = 0;
+    for (int lines = most; lines >= least && lines > most - 64; --lines) {
+        double work = 0, time = 0;
+        for (int i = 0; i < p.stages; ++i) {
+            const int butterflies = lines * (p.size / p.radix[i]);
+            work += double(butterflies) * p.radix[i];
+            time += double(round_up(butterflies, kFftThreads)) * p.radix[i];
+        }
+        if (work > best_share * time) {
+            best_share = work / time;
+            best = lines;
+        }
+    }
+    return best;
 }
 
 } // namespace
@@ -153,8 +177,9 @@ FftPlan plan(const turbofno_fft &given) {
         p.stages = found.count;
         std::copy(found.radix, found.radix + found.count, p.radix);
     }
+    p.padded = p.fixed || p.size / p.radix[0] % 4 == 0;
     for (int i = 0; i < p.stages; ++i) {
-        p.pitch[i] = fft_pitch(p.radix, p.stages, i);
+        p.pitch[i] = fft_pitch(p.radix, p.stages, i, p.padded);
         p.by_radix[i] = quotient(unsigned(p.radix[i]));
         p.by_butterflies[i] = quotient(unsigned(p.size / p.radix[i]));
     }
@@ -171,21 +196,21 @@ FftPlan plan(const turbofno_fft &given) {
     const int sector_lines = lines_first ? 64 / value_bytes : 1; // lines that fill two sectors of 32 bytes
     if (p.fixed) {
         const int line_threads = p.size / p.radix[0];
-        p.lines = std::max(1, kThreads / line_threads);
+        p.lines = std::max(1, kFftThreads / line_threads);
         while (p.lines < sector_lines && 2 * p.lines * line_threads <= kMaxFftThreads / 2) p.lines *= 2;
         while (2 * p.lines < sector_lines && 2 * p.lines * line_threads <= kMaxFftThreads) p.lines *= 2;
     } else {
-        p.lines = std::max(1, std::min(kBlockValues, kThreads * p.radix[0]) / p.size);
-        if (lines_first) p.lines = power_of_two_below(std::max(p.lines, sector_lines));
+        p.lines = lines_first ? power_of_two_below(std::max(kBlockValues / p.size, sector_lines)) : filling_lines(p);
     }
     const auto shared_bytes = [&] { // values, offsets of the array's lines, and whether one of them is not finite
-        p.line_pitch = line_pitch_of(values, lines_first ? power_of_two_below(p.lines) : 16);
+        p.line_pitch = fft_line_pitch(values, lines_first ? power_of_two_below(p.lines) : 16);
         return p.lines * (8 * p.line_pitch + (p.paired ? 32 : 16)) + 16;
     };
     const int limit = lines_first ? std::min(given.shared_bytes, 2 * kMaxFftSharedBytes) : kMaxFftSharedBytes;
     while (p.lines > 1 && shared_bytes() > limit) p.lines = lines_first ? p.lines / 2 : p.lines - 1;
     p.shared_bytes = shared_bytes();
-    p.threads = p.fixed ? p.lines * (p.size / p.radix[0]) : kThreads;
+    p.threads = p.fixed ? p.lines * (p.size / p.radix[0]) : kFftThreads;
+    p.regular = p.fixed && !lines_first && p.threads == kFftThreads;
     p.by_lines = quotient(unsigned(p.lines));
     p.array_lines = (p.paired ? 2 : 1) * p.lines;
     p.blocks = ceil_div(p.total, int64_t(p.lines));

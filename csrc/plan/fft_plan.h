@@ -8,7 +8,7 @@ namespace turbofno {
 
 constexpr int kMaxRadix = 17, kMaxFftStages = 5;
 constexpr int kMaxFftSize = 8192; // complex values of a line
-constexpr int kMaxFftThreads = 1024; // of a block
+constexpr int kFftThreads = 256, kMaxFftThreads = 1024; // of a block; more only where lines are first
 
 // Division by a constant of numbers below 2^31.
 struct Quotient {
@@ -37,6 +37,7 @@ struct FftSide {
     int head, gap; // values before and in the part that is not stored
     int access; // FftAccess
     bool lines_first; // neighbouring threads have neighbouring lines, not points
+    bool plain; // no gap, neighbouring points next to each other
 };
 
 // A line of `size` complex values has digits d[0], d[1], .. of the radices; value p = sum of d[i] radix[i + 1] radix[i + 2] ..
@@ -57,6 +58,8 @@ struct FftPlan {
     int threads, shared_bytes;
     int64_t blocks;
     bool fixed; // threads = lines * size / radix[0], in a kernel for these radices
+    bool regular; // fixed, with kFftThreads threads and line_pitch as fft_line_pitch has it
+    bool padded; // values that are next to each other may not be so in shared memory
     bool paired; // two real lines are one complex line
     bool joined; // all lines are `inner` strides apart
     bool half; // float16 values
@@ -81,12 +84,18 @@ constexpr FftRadices fixed_radices(int size) {
     }
 }
 
-// Distance in shared memory of neighbouring values of digit i. Odd distances of the first digits keep the last stage free
-// of bank conflicts; the last digits are together where the first stage writes them.
-TURBOFNO_HOST_DEVICE constexpr int fft_pitch(const int *radix, int stages, int digit) {
+// Distance in shared memory of neighbouring values of digit i. Padded, those of the first digits are odd, which keeps the
+// last stage free of bank conflicts; the last digits are together where the first stage writes them.
+TURBOFNO_HOST_DEVICE constexpr int fft_pitch(const int *radix, int stages, int digit, bool padded) {
     int pitch = 1;
-    for (int i = stages - 1; i > digit; --i) pitch = (pitch * radix[i]) | 1;
+    for (int i = stages - 1; i > digit; --i) pitch = padded ? (pitch * radix[i]) | 1 : pitch * radix[i];
     return pitch;
+}
+
+// Distance of lines, so that 16 neighbouring threads are in different banks if `together` of them have neighbouring lines.
+TURBOFNO_HOST_DEVICE constexpr int fft_line_pitch(int values, int together) {
+    const int wanted = together >= 16 ? 1 : 16 / together;
+    return round_up(values - wanted, 16) + wanted;
 }
 
 FftPlan plan(const turbofno_fft &fft);

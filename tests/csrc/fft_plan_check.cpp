@@ -49,8 +49,9 @@ static void check(const turbofno_fft &f) {
     }
     expect(p.size == size && product == size, "radices make up the size", f);
     expect(p.stages >= 1 && p.stages <= kMaxFftStages, "number of stages", f);
-    expect(p.threads >= 1 && p.threads <= (p.fixed ? kMaxFftThreads : 256), "threads of a block", f);
+    expect(p.threads >= 1 && p.threads <= (p.fixed ? kMaxFftThreads : kFftThreads), "threads of a block", f);
     expect(!p.fixed || p.threads * p.radix[0] == p.lines * size, "a thread of a fixed kernel has one butterfly", f);
+    if (p.regular) expect(p.line_pitch == fft_line_pitch(p.radix[0] * p.pitch[0], 16), "the pitch that a kernel knows", f);
     expect(p.shared_bytes <= f.shared_bytes, "shared memory of the device", f);
     expect(p.shared_bytes >= 8 * p.lines * p.line_pitch + 16 * p.array_lines + 16, "shared memory holds the block", f);
     expect(p.lines >= 1 && p.blocks * p.lines >= p.total && (p.blocks - 1) * p.lines < p.total, "blocks cover the lines", f);
