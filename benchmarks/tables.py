@@ -263,6 +263,41 @@ def gpu_heatmap(rows: list[Row]) -> list[str]:
     ]
 
 
+def gpu_fft(rows: list[Row]) -> list[str]:
+    """The section of Fourier transforms: times in floors, speed-ups, errors."""
+    of_kernels = {"mixed radix": "mixed_radix_fft floors", "dense": "dense_dft floors"}
+    table = [
+        [
+            *(row["transform"], row["floor ms"], row["floors"], row["torch floors"]),
+            None if row["speed-up"] is None else _times(row["speed-up"]),
+            *(row.get(key) for key in of_kernels.values()),
+            *(row["relative L2 error"], row["torch error"]),
+        ]
+        for row in rows
+    ]
+    through_torch = [row["transform"] for row in rows if row["backend"] == "torch"]
+    return [
+        "## Fourier transforms on a GPU",
+        "",
+        *_measured_on(rows[0]),
+        "`turbofno_ops.fft` ([reference](reference/fft.md)) against torch.fft (cuFFT), about 2^26 values each, as CUDA graphs. Times in",
+        'floors: the time to read what is given and to write what is kept once. "Ours" is what `backend="auto"` runs; then each of our',
+        "kernels that supports the size. Through torch.fft run: "
+        f"{', '.join(through_torch) or 'none'}.",
+        "",
+        *markdown(
+            [
+                *("transform", "floor, ms", "ours", "torch.fft", "speed-up", *of_kernels),
+                *("error", "error of torch.fft"),
+            ],
+            table,
+        ),
+        "Errors: relative L2, against float64. cuFFT in float16 takes powers of two only. tcFFT, the published half-precision FFT on",
+        "tensor cores, is not measured here.",
+        "",
+    ]
+
+
 def gpu_ntt(rows: list[Row]) -> list[str]:
     """The section of number-theoretic transforms: shuffles against shared memory, by radix."""
     radices = sorted({row["radix"] for row in rows})
@@ -362,6 +397,7 @@ def document(results: Path = RESULTS) -> str:
         ("gpu_imported", gpu_imported),
         ("gpu_drawn", gpu_drawn),
         ("gpu_heatmap", gpu_heatmap),
+        ("gpu_fft", gpu_fft),
         ("gpu_ntt", gpu_ntt),
         ("distributed", over_cards),
     ):

@@ -7,17 +7,17 @@ that a compiled or exported graph does not freeze the choice.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket
 from torch.library import Library
 
 from turbofno_ops import _cuda_layer, _gemm, _reference
 from turbofno_ops._activations import activate_in_place, activation_gradient
 from turbofno_ops._channels import mix, mode_major, skip_and_bias
+from turbofno_ops._implementations import add_implementation
 from turbofno_ops._modes import column_weights
 from turbofno_ops.dispatch import Choice, choose, choose_for, log_fallback, record
 
@@ -187,8 +187,6 @@ def _fake_fourier_layer(
     return x.new_empty((x.shape[0], weight.shape[1], *x.shape[2:]))
 
 
-_runs: dict[str, Callable[..., Any]] = {}
-
 for _name, _run, _fake in (
     ("spectral_conv", _spectral_conv, _fake_spectral_conv),
     ("spectral_conv_backward", _spectral_conv_backward, _fake_spectral_conv_backward),
@@ -199,15 +197,9 @@ for _name, _run, _fake in (
     ),
     ("fourier_layer", _fourier_layer, _fake_fourier_layer),
 ):
-    _runs[f"turbofno::{_name}"] = _run
+    add_implementation(f"turbofno::{_name}", _run)
     _library.impl(_name, _run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"turbofno::{_name}", _fake, lib=_library)
-
-
-def implementation_of(op: OpOverload | OpOverloadPacket) -> Callable[..., Any] | None:
-    """Return the Python implementation of one of our ops, or None for any other op."""
-    packet = op.overloadpacket if isinstance(op, OpOverload) else op
-    return _runs.get(packet._qualified_op_name)
 
 
 def _save_spectral_conv(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]

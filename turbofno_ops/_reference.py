@@ -1,4 +1,7 @@
-"""Reference backend: truncated transforms by torch.fft, in float32 or float64, on any device."""
+"""Reference backend: truncated transforms by torch.fft, in float32 or float64, on any device.
+
+Float32 on a GPU takes `turbofno_ops.fft`, which computes the kept modes only.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from turbofno_ops import fft
 from turbofno_ops._modes import frequencies
 
 
@@ -30,6 +34,8 @@ def analyze(x: torch.Tensor, modes: Sequence[int]) -> torch.Tensor:
     """
     size = x.shape[2:]
     axes = tuple(range(2, x.ndim))
+    if fft.is_preferred(x, in_graph=True):
+        return fft.rfftn(x, dim=axes, norm="forward", modes=modes).permute(*axes, 0, 1)
     half = torch.fft.rfftn(x, dim=axes, norm="forward")
     kept = half[_corner(_rows(modes, size, x.device), modes[-1])]
     return kept.permute(*axes, 0, 1)
@@ -49,6 +55,12 @@ def synthesize(
     modes = z.shape[:n_dim]
     *others, last = size
     spectrum = z.permute(n_dim, n_dim + 1, *range(n_dim))
+    if fft.is_preferred(z, in_graph=True):
+        axes = tuple(range(2, 2 + n_dim))
+        # the field has the spectrum's order of memory
+        kept = spectrum.contiguous()
+        field = fft.irfftn(kept, s=size, dim=axes, norm="forward", modes=modes)
+        return field if onto is None else onto.add_(field)
     half = z.new_zeros(*spectrum.shape[:2], *others, last // 2 + 1)
     half[_corner(_rows(modes, size, z.device), modes[-1])] = spectrum
     if others:

@@ -18,7 +18,7 @@ import torch
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode
 
-from turbofno_ops import _library
+from turbofno_ops._implementations import implementation_of
 from turbofno_ops.dispatch import last_choice, record
 
 Tensors = tuple[torch.Tensor, ...]
@@ -137,7 +137,7 @@ class _Recorder(TorchFunctionMode):
         del types
         kwargs = kwargs or {}
         if isinstance(func, OpOverload | OpOverloadPacket):
-            implementation = _library.implementation_of(func)
+            implementation = implementation_of(func)
             if implementation is not None:
                 with self:
                     return implementation(*args, **kwargs)

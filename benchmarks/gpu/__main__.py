@@ -1,5 +1,4 @@
-"""The command line: `python -m benchmarks.gpu [layers] [models] [heatmap] [imported] [drawn] [ladder] [fft] [ntt]`; without
-names, all parts."""
+"""The command line: `python -m benchmarks.gpu [PART]..`, parts as in `PARTS`; without names, all of them."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from benchmarks.gpu.candidates import checked_error
 from benchmarks.gpu.device import Call, ends, in_graph, milliseconds
 from turbofno_ops import _gemm
 from turbofno_ops import fft as ours
+from turbofno_ops._table_use import used_tables
 from turbofno_ops.fft import _plan
 from turbofno_ops.fft._rule import KERNELS
 
@@ -199,7 +200,8 @@ def measure(
     case: Case, bandwidth: float, *, seconds: float, quick: bool
 ) -> Iterator[dict[str, object]]:
     """The row of a case. Raises RuntimeError if our result is wrong."""
-    with warnings.catch_warnings():
+    # the graphs use the tables until they are timed
+    with warnings.catch_warnings(), used_tables():
         warnings.filterwarnings("ignore", "ComplexHalf support", UserWarning)
         x = _drawn(case, QUICK_VALUES if quick else VALUES)
         truth = _truth(case, x)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from turbofno_ops.fft import transforms_for
+
 
 def resample(x: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     """[batch, channels, *grid] -> [batch, channels, *size].
@@ -22,7 +24,8 @@ def resample(x: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     if len(target) == 2:
         return F.interpolate(x, size=target, mode="bicubic", align_corners=True)
     axes = list(range(2, x.ndim))
-    spectrum = torch.fft.rfftn(x, dim=axes, norm="forward")
+    transforms = transforms_for(x)
+    spectrum = transforms.rfftn(x, dim=axes, norm="forward")
     half = [*target[:-1], target[-1] // 2 + 1]
     *rows, columns = (min(pair) for pair in zip(half, spectrum.shape[2:], strict=True))
     filled = spectrum.new_zeros(*spectrum.shape[:2], *half)
@@ -30,4 +33,5 @@ def resample(x: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     for corner in itertools.product(*ends):
         place = (..., *corner, slice(columns))
         filled[place] = spectrum[place]
-    return torch.fft.irfftn(filled, s=target, dim=axes, norm="forward")
+    field: torch.Tensor = transforms.irfftn(filled, s=target, dim=axes, norm="forward")
+    return field

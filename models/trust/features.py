@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from turbofno.models.trust.tables import cached_table
+from turbofno_ops.fft import transforms_for
 
 FLOOR = 1e-4
 """Added to every energy, as a share of the channel's training variance, so that its logarithm is bounded below."""
@@ -33,7 +34,8 @@ def features(field: Tensor, scale: Tensor) -> Tensor:
     """
     field = _subsampled(field)
     axes = tuple(range(2, field.ndim))
-    spectrum = torch.view_as_real(torch.fft.rfftn(field, dim=axes, norm="forward")).flatten(2)
+    coefficients = transforms_for(field, in_graph=True).rfftn(field, dim=axes, norm="forward")
+    spectrum = torch.view_as_real(coefficients).flatten(2)
     linear, weights = _tables(tuple(field.shape[2:]), field.dtype, field.device)
     energies = spectrum.square() @ weights + (FLOOR * scale.square()).unsqueeze(-1)
     return torch.cat([spectrum[..., linear], energies.log_()], dim=-1)

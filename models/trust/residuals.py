@@ -11,6 +11,7 @@ from torch import Tensor
 from turbofno.models.trust.tables import cached_table
 from turbofno.models.zoo.pde.darcy import apply_operator
 from turbofno.models.zoo.pde.navier_stokes import paper_forcing
+from turbofno_ops import fft
 
 _BURGERS_MODES = 64
 _DARCY_MODES = 16
@@ -32,9 +33,7 @@ def burgers(u0: Tensor, u: Tensor, *, nu: float, time: float) -> Tensor:
     kept = min(_BURGERS_MODES, (u0.shape[-1] - 1) // 2)
     few = 4 * kept
     ik, antiderivative, heat = _burgers_tables(kept, nu, time, u0.device)
-    before, after = torch.fft.rfft(torch.stack([u0, u]).double(), norm="forward")[
-        ..., : kept + 1
-    ].unbind(0)
+    before, after = _first_modes(torch.stack([u0, u]), kept + 1).unbind(0)
     mean = before[:, :1].real
     exponent = torch.fft.irfft(before * antiderivative, n=few, norm="forward")
     phi = (exponent - exponent.amax(1, keepdim=True)).exp_()
@@ -43,6 +42,13 @@ def burgers(u0: Tensor, u: Tensor, *, nu: float, time: float) -> Tensor:
     expected = torch.fft.rfft(mean - 2 * nu * slope / phi, norm="forward")[:, : kept + 1]
     expected = expected * torch.exp(ik * (-time * mean))
     return _relative(after - expected, expected).to(u.dtype)
+
+
+def _first_modes(u: Tensor, count: int) -> Tensor:
+    """The first Fourier coefficients [..., count] of u [..., points] in float64."""
+    if fft.is_preferred(u, in_graph=True):
+        return fft.rfft(u, norm="forward", modes=count).to(torch.complex128)
+    return torch.fft.rfft(u.double(), norm="forward")[..., :count]
 
 
 def darcy(a: Tensor, u: Tensor, *, source: float) -> Tensor:
@@ -77,7 +83,11 @@ def navier_stokes(w0: Tensor, w1: Tensor, *, nu: float, time: float) -> Tensor:
 def _low_modes(w: Tensor) -> Tensor:
     """Fourier coefficients [..., 32, 17] of w [..., *grid], zero above wavenumber 10."""
     top = _FLOW_MODES
-    spectrum = torch.fft.rfft2(w, norm="forward")
+    if fft.is_preferred(w, in_graph=True):
+        spectrum = fft.rfft2(w, norm="forward", modes=(2 * top + 1, top + 1))
+    else:
+        spectrum = torch.fft.rfft2(w, norm="forward")
+    # counted from both ends, a coefficient is at the same place in the whole spectrum and among the kept ones
     low = spectrum.new_zeros((*w.shape[:-2], _FLOW_GRID, _FLOW_GRID // 2 + 1))
     low[..., : top + 1, : top + 1] = spectrum[..., : top + 1, : top + 1]
     low[..., -top:, : top + 1] = spectrum[..., -top:, : top + 1]
@@ -97,9 +107,10 @@ class _Flow(NamedTuple):
 def _tendency(w: Tensor, flow: _Flow) -> Tensor:
     """The tendency w_t without forcing, in Fourier space: -v . grad w + nu Laplacian w."""
     points = (_FLOW_GRID, _FLOW_GRID)
-    v1, v2 = torch.fft.irfft2(flow.velocity * w.unsqueeze(-3), s=points, norm="forward").unbind(-3)
+    transforms = fft.transforms_for(w, in_graph=True)
+    v1, v2 = transforms.irfft2(flow.velocity * w.unsqueeze(-3), s=points, norm="forward").unbind(-3)
     products = torch.stack([v1 * v2, (v2 - v1) * (v2 + v1)], dim=-3)
-    first, second = torch.fft.rfft2(products, norm="forward").unbind(-3)
+    first, second = transforms.rfft2(products, norm="forward").unbind(-3)
     return flow.cross * first + flow.difference * second - flow.damping * w
 
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from turbofno.models.core.resample import resample
 from turbofno.models.verify.tasks import Task
 from turbofno.models.zoo.pde import burgers, darcy, nagumo, navier_stokes
+from turbofno_ops.fft import transforms_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class CoarseSolver:
 def band_limited(field: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
     """Periodic resampling [batch, *grid] -> [batch, *size] with the wavenumbers of both grids, without Nyquist."""
     axes = tuple(range(1, field.ndim))
-    spectrum = torch.fft.rfftn(field, dim=axes, norm="forward")
+    transforms = transforms_for(field)
+    spectrum = transforms.rfftn(field, dim=axes, norm="forward")
     bands = [(min(pair) - 1) // 2 for pair in zip(size, field.shape[1:], strict=True)]
     target = spectrum.new_zeros(len(field), *size[:-1], size[-1] // 2 + 1)
     last = slice(bands[-1] + 1)
@@ -48,7 +50,8 @@ def band_limited(field: torch.Tensor, size: tuple[int, ...]) -> torch.Tensor:
         rows = bands[0]
         for part in (slice(rows + 1), slice(-rows, None)):
             target[:, part, last] = spectrum[:, part, last]
-    return torch.fft.irfftn(target, s=size, dim=axes, norm="forward")
+    resampled: torch.Tensor = transforms.irfftn(target, s=size, dim=axes, norm="forward")
+    return resampled
 
 
 def _begin_burgers(task: Task, n: int) -> torch.Tensor:

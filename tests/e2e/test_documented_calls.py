@@ -31,6 +31,7 @@ _DOCS = (
     "docs/index.md",
     "docs/tutorial/first-prediction.md",
     "docs/reference/client.md",
+    "docs/reference/fft.md",
     "docs/reference/ntt.md",
     "docs/reference/ops.md",
     "docs/how-to/gradients.md",

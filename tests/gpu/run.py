@@ -96,7 +96,8 @@ def parts() -> list[Part]:
     tool = sanitizer() or "compute-sanitizer"
     watched = ["--error-exitcode", "1", python, str(here / "sanitizer_shapes.py")]
     ops = "tests/turbofno_ops"
-    kernels = [f"{ops}/test_{name}.py" for name in ("cuda", "cuda_programs", "ntt")]
+    names = ("cuda", "cuda_programs", "fft_cuda", "dense_dft", "ntt")
+    kernels = [f"{ops}/test_{name}.py" for name in names]
     chains = [f"{ops}/test_{name}.py" for name in ("plan_cuda", "module_graph", "dispatch")]
     return [
         _pytest("ampere", *kernels, module="tests.gpu.ampere", workers=8),
@@ -113,6 +114,7 @@ def parts() -> list[Part]:
         _pytest(
             "service",
             *("tests/service/runtime", "tests/models/zoo/pde/test_random_fields.py"),
+            "tests/models/test_gpu_transforms.py",
             "tests/models/verify/test_command.py",
             f"--deselect={OVERLAP}",
             workers=3,

@@ -7,6 +7,7 @@ within a 16-byte word, up to which reads may reach.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -16,6 +17,8 @@ from tests.turbofno_ops.fourier_truth import relative_l2
 from tests.turbofno_ops.random_fno import field, network, truth
 from turbofno.models.core.config import ChannelMLP, FNOArchitecture
 from turbofno_ops import PRECISIONS, ChainRefused, compile_fno, native_status
+from turbofno_ops import fft as transforms
+from turbofno_ops.fft import PRECISIONS as FFT_PRECISIONS
 from turbofno_ops.ntt import BABY_BEAR, GOLDILOCKS, _cuda, ntt
 from turbofno_ops.ntt._arithmetic import FIELDS
 
@@ -61,6 +64,22 @@ IN_BLOCKS: tuple[Shape, ...] = (
 )
 # lines and values of number-theoretic transforms: one stage, several, two launches
 NTT_SHAPES = ((3, 64), (5, 1024), (1, 2048), (2, 2**15))
+# of a transform: name, precision, shape of the field, kept modes; both kernels, short and long lines, strided axes
+FFT_SHAPES: tuple[tuple[str, str, tuple[int, ...], tuple[int, ...] | None], ...] = (
+    *(
+        (name, p, (5, n), None)
+        for name in ("fft", "rfft")
+        for n in (9, 61, 64)
+        for p in FFT_PRECISIONS
+    ),
+    ("fft", "fp32", (3, 421), (50,)),
+    ("rfft", "fp32", (3, 1000), (64,)),
+    ("fft", "fp32", (1, 2018), None),
+    ("fft", "fp16", (1, 2**14), None),
+    *(("rfft2", p, (3, 20, 31), None) for p in FFT_PRECISIONS),
+    *(("rfft2", p, (2, 85, 64), (24, 12)) for p in FFT_PRECISIONS),
+    ("fft2", "fp32", (2, 37, 19), (5, 4)),
+)
 PROJECTED = 4
 # for a network that does not amplify rounding
 LARGEST_ERROR = {"fp32": 5e-6, "tf32": 5e-3, "bf16": 4e-2}
@@ -101,6 +120,31 @@ def verdict(shape: Shape, block: dict[str, Any], precision: str, device: torch.d
     return f"{'right' if found <= allowed else 'WRONG'} {found:.1e}"
 
 
+def fft_verdict(
+    name: str,
+    precision: str,
+    shape: tuple[int, ...],
+    modes: tuple[int, ...] | None,
+    device: torch.device,
+) -> str:
+    """Return 'right' or 'WRONG' with the larger error of a transform and of its inverse."""
+    real, half, several = name.startswith("r"), precision == "fp16", name.endswith("2")
+    single = torch.float32 if real else torch.complex64
+    x = torch.randn(shape, dtype=single).to(
+        (torch.float16 if real else torch.complex32) if half else single
+    )
+    sizes = shape[1:] if several else shape[1]
+    kept = modes if several or modes is None else modes[0]
+    errors = []
+    for each in (name, f"i{name}"):
+        call = partial(getattr(transforms, each), norm="ortho", modes=kept)
+        y = call(x.to(device), sizes, precision=precision, backend="kernels").cpu()
+        expected = call(x.to(torch.complex128 if x.is_complex() else torch.float64), sizes)
+        errors.append(relative_l2(y, expected))
+        x = y
+    return f"{'right' if max(errors) <= (2e-3 if half else 1e-6) else 'WRONG'} {max(errors):.1e}"
+
+
 def ntt_verdict(
     prime: int, lines: int, points: int, radix: int, exchange: str, device: torch.device
 ) -> str:
@@ -130,6 +174,10 @@ def main() -> None:
             found = verdict(shape, block, precision, torch.device("cuda", 0))
             wrong += not found.startswith("right")
             print(f"{name} {shape} {precision}: {found}", flush=True)
+    for fft_case in FFT_SHAPES:
+        found = fft_verdict(*fft_case, torch.device("cuda", 0))
+        wrong += not found.startswith("right")
+        print(f"transform {fft_case}: {found}", flush=True)
     for case in product((BABY_BEAR, GOLDILOCKS), NTT_SHAPES, _cuda.RADICES, _cuda.EXCHANGES):
         prime, (lines, points), radix, exchange = case
         found = ntt_verdict(prime, lines, points, radix, exchange, torch.device("cuda", 0))

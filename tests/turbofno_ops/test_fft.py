@@ -213,8 +213,8 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
 
     def new_result(x: torch.Tensor, transform: Transform) -> torch.Tensor:
         found = new(x, transform)
-        assert made.memory is not None
-        made.memory.known.append(found)
+        if made.memory is not None:
+            made.memory.known.append(found)
         (torch.view_as_real(found) if found.is_complex() else found).fill_(math.nan)
         return found
 
@@ -416,6 +416,23 @@ def test_a_line_is_read_where_it_lies(kernels: Kernels) -> None:
         assert fft.input == x.data_ptr()
         assert relative_error(found, case.expected(x)) < 1e-6
     assert found.stride() == (9 * 15, 1, 5, 15), "channels stay neighbours"
+
+
+def test_pairs_of_real_values_are_aligned(kernels: Kernels) -> None:
+    """A launch with even strides begins at an even value of memory aligned to a pair."""
+    stored = torch.randn(5 * 601)
+    for x in (
+        stored[1:601].view(6, 100)[:, :16],
+        torch.as_strided(stored, (5, 6, 16), (601, 100, 1)),
+        torch.as_strided(stored, (5, 3, 2, 16), (601, 200, 100, 1)),
+    ):
+        kernels.launched.clear()
+        kernels.memory = None
+        found = ours.rfft2(x, backend="kernels")
+        torch.testing.assert_close(found, torch.fft.rfft2(x))
+        fft = kernels.launched[0][1]
+        assert fft.in_outer % 2 == fft.in_inner % 2 == 0 or fft.inner == 1
+        assert fft.input % 8 == 0
 
 
 def test_many_strides_are_one_copy(kernels: Kernels) -> None:

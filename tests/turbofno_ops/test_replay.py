@@ -10,7 +10,7 @@ import torch
 
 from turbofno.models.core.config import DomainPadding, FNOArchitecture
 from turbofno.models.core.fno import FNO
-from turbofno_ops import Replay, Unrecordable, fourier_layer, last_choice, spectral_conv
+from turbofno_ops import Replay, Unrecordable, fft, fourier_layer, last_choice, spectral_conv
 from turbofno_ops.dispatch import choose, record
 
 if TYPE_CHECKING:
@@ -30,6 +30,14 @@ def check(function: Function, *examples: torch.Tensor) -> Replay:
                 assert torch.equal(ours, theirs)
             assert all(map(torch.equal, inputs, before)), "inputs are not changed"
     return replay
+
+
+def test_transforms() -> None:
+    def filtered(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        z = fft.rfft2(x, modes=(5, 4), norm="forward")
+        return z, fft.irfft2(2 * z, s=(12, 9), modes=(5, 4), norm="forward")
+
+    check(filtered, torch.randn(2, 12, 9))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

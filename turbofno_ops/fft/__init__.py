@@ -19,6 +19,7 @@ from turbofno_ops.fft._functions import (
     rfft2,
     rfftn,
 )
+from turbofno_ops.fft._preferred import is_preferred, transforms_for
 
 __all__ = [
     "BACKENDS",
@@ -35,7 +36,9 @@ __all__ = [
     "irfft",
     "irfft2",
     "irfftn",
+    "is_preferred",
     "rfft",
     "rfft2",
     "rfftn",
+    "transforms_for",
 ]

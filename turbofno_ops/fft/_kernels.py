@@ -18,7 +18,7 @@ from turbofno_ops.fft._plan import (
     plan_of,
     problem,
 )
-from turbofno_ops.fft._transform import Transform, complex_of, new_result
+from turbofno_ops.fft._transform import Transform, complex_of, memory_order, new_result
 
 _STEP_BYTES = 512  # estimate for a step on the host
 
@@ -71,6 +71,7 @@ def _prepared(of: Problem, device: torch.device) -> _Prepared:
 
 def run(x: torch.Tensor, transform: Transform) -> torch.Tensor:
     """Return the transform of x, which the kernels support."""
+    x = _aligned(x)
     prepared = _prepared(problem(x, transform), x.device)
     plan = prepared.plan
     result = new_result(x, transform)
@@ -91,6 +92,15 @@ def run(x: torch.Tensor, transform: Transform) -> torch.Tensor:
             arguments.table = prepared.table(step).data_ptr()
             _native.launch(step.kernel, arguments)
     return result
+
+
+def _aligned(x: torch.Tensor) -> torch.Tensor:
+    """Return x, copied in its order of memory if its real values do not begin at a pair, as kernels read them."""
+    if x.is_complex() or x.data_ptr() % (2 * x.element_size()) == 0:
+        return x
+    order = memory_order(x)
+    copied = x.permute(order).clone(memory_format=torch.contiguous_format)
+    return copied.permute(sorted(range(len(order)), key=order.__getitem__))
 
 
 def _address(buffers: list[torch.Tensor], buffer: int, offset: int) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.library import Library
 
+from turbofno_ops._implementations import add_implementation
 from turbofno_ops._modes import column_weights
 from turbofno_ops.fft import _kernels, _torch
 from turbofno_ops.fft._choice import choose, log_fallback
@@ -111,5 +112,6 @@ def _weighted(spectrum: torch.Tensor, axis: Axis, *, inverse: bool) -> torch.Ten
 
 
 _library.impl("fourier_transform", _run, "CompositeExplicitAutograd")
+add_implementation(_NAME, _run)
 torch.library.register_fake(_NAME, _fake, lib=_library)
 torch.library.register_autograd(_NAME, _differentiate, setup_context=_save, lib=_library)

@@ -177,6 +177,11 @@ class _Builder:
     def _needs_copy(self) -> bool:
         """Return True if the lines of the first pass are at so many strides that a copy is better than many launches."""
         axis, kind = self._passes[0]
+        if kind == "real_to_complex" and self._strides[axis.dim] == 1:
+            # kernels read pairs of real values where strides are even; parts of the batch then begin at a pair, too
+            batch = zip(self._shape, self._strides, strict=True)
+            if len({stride % 2 for n, stride in batch if n > 1 and stride > 1}) > 1:
+                return self._strides != _contiguous(self._shape)
         shape = [*self._shape]
         shape[axis.dim] = axis.kept
         loops = _groups(self._shape, self._strides, _contiguous(shape), axis.dim)

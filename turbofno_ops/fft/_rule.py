@@ -9,6 +9,9 @@ import torch
 
 from turbofno_ops.fft._transform import Transform, real_of
 
+LEAST_VALUES = 2**21
+"""From so many values on a transform called from Python takes longer on a GPU than its call on the host, which torch.fft
+does faster."""
 KERNELS = ("mixed_radix_fft", "dense_dft")
 
 
