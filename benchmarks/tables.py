@@ -279,7 +279,7 @@ def gpu_fft(rows: list[Row]) -> list[str]:
     return [
         "## Fourier transforms on a GPU",
         "",
-        *_measured_on(rows[0]),
+        *measured_on(rows[0]),
         "`turbofno_ops.fft` ([reference](reference/fft.md)) against torch.fft (cuFFT), about 2^26 values each, as CUDA graphs. Times in",
         'floors: the time to read what is given and to write what is kept once. "Ours" is what `backend="auto"` runs; then each of our',
         "kernels that supports the size. Through torch.fft run: "
@@ -322,7 +322,7 @@ def gpu_ntt(rows: list[Row]) -> list[str]:
     return [
         "## Number-theoretic transforms",
         "",
-        *_measured_on(rows[0]),
+        *measured_on(rows[0]),
         "`turbofno_ops.ntt` ([reference](reference/ntt.md)): milliseconds of a batch of forward transforms with exchanges by",
         "warp shuffles and, in brackets, multiples of the time to read and write its int64 values once. The radix is the number",
         "of values of a thread. Of every batch the first and the last line are compared with the CPU, all lines between variants.",

@@ -64,7 +64,9 @@ def fft_flops(size: Sequence[int]) -> float:
     return 2.5 * points * math.log2(max(points, 2))
 
 
-def _largest_prime_factor(n: int) -> int:
+@lru_cache(maxsize=4096)
+def largest_prime_factor(n: int) -> int:
+    """Return the largest prime factor of n, or 1."""
     factor = 2
     while factor * factor <= n:
         if n % factor == 0:
@@ -111,7 +113,7 @@ def _cheapest(modes: tuple[int, ...], size: tuple[int, ...], out_size: tuple[int
     fft = fft_flops(size) + fft_flops(out_size)
     ratio = gemm / fft
     worth = _GEMM_FLOPS_PER_FFT_FLOP[len(size)]
-    if any(_largest_prime_factor(n) > _LARGEST_FAST_FACTOR for n in (*size, *out_size)):
+    if any(largest_prime_factor(n) > _LARGEST_FAST_FACTOR for n in (*size, *out_size)):
         worth *= _SLOW_FACTOR_PENALTY
     compared = (
         f"matrix products need {ratio:.1f} times the operations of the FFTs, "

@@ -54,11 +54,6 @@ class Case:
         return self.name.startswith("i")
 
     @property
-    def norm(self) -> str:
-        """The norm without a factor, which torch.fft multiplies in a pass of its own."""
-        return "forward" if self.inverse else "backward"
-
-    @property
     def spectrum(self) -> tuple[int, ...]:
         """Values of each axis of the spectrum."""
         if self.modes is not None:
@@ -105,7 +100,7 @@ def _own(case: Case, backend: str) -> Call:
 
     def call(x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = transform(
-            x, sizes, norm=case.norm, modes=modes, precision=case.precision, backend=backend
+            x, sizes, modes=modes, precision=case.precision, backend=backend
         )
         return result
 
@@ -120,7 +115,7 @@ def _torch(case: Case) -> Call:
     dims = tuple(range(-axes, 0))
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = transform(x, dim=dims, norm=case.norm)
+        result: torch.Tensor = transform(x, dim=dims)
         return result
 
     if case.modes is None and base != "irfft":
@@ -139,7 +134,7 @@ def _torch(case: Case) -> Call:
             for part in rows:
                 z[:, *part, :last] = x[:, *part] if others else x
             x = z
-        result: torch.Tensor = transform(x, s=case.size, dim=dims, norm=case.norm)
+        result: torch.Tensor = transform(x, s=case.size, dim=dims)
         return result
 
     return filled if case.inverse else truncated
@@ -153,7 +148,7 @@ def _truth(case: Case, x: torch.Tensor) -> torch.Tensor:
     wide = wide.to(torch.complex128 if wide.is_complex() else torch.float64)
     sizes = case.size if len(case.size) > 1 else case.size[0]
     modes = case.modes if len(case.size) > 1 or case.modes is None else case.modes[0]
-    result: torch.Tensor = getattr(ours, case.name)(wide, sizes, norm=case.norm, modes=modes)
+    result: torch.Tensor = getattr(ours, case.name)(wide, sizes, modes=modes)
     return result
 
 

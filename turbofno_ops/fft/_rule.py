@@ -1,32 +1,100 @@
 """Measured rules: which transforms torch.fft does as fast as the kernels, and which kernel an axis takes first.
 
-`python -m benchmarks.gpu fft` measures them.
+Measured on an H200 by `python -m benchmarks.gpu fft`. cuFFT is at the speed of memory for complex lines without large prime
+factors. It is slow for large primes, for real lines of most odd sizes, and for inverses to real lines, whose input it copies.
 """
 
 from __future__ import annotations
 
 import torch
 
-from turbofno_ops.fft._transform import Transform, real_of
+from turbofno_ops.dispatch import largest_prime_factor
+from turbofno_ops.fft._transform import KINDS, Axis, Transform, real_of
 
 LEAST_VALUES = 2**21
 """From so many values on a transform called from Python takes longer on a GPU than its call on the host, which torch.fft
 does faster."""
 KERNELS = ("mixed_radix_fft", "dense_dft")
 
+_LARGEST_FACTOR = 17
+"""Of sizes that cuFFT transforms without a detour (Bluestein's algorithm)."""
+_LARGEST_DENSE = 224
+"""Sizes but powers of two up to which the dense kernel is the faster one, in float32."""
+_LARGEST_DENSE_INVERSE = 512
+"""The same for odd sizes of real results: these lines run in pairs on the other kernel."""
+_REAL_POWERS_OF_TWO = (32, 512)
+_REAL_SIZES = (40, _LARGEST_DENSE)
+"""First and last sizes of real lines for which the kernels are faster than torch.fft."""
+_FAST_REAL_SIZES = frozenset({100, 120, 121, 144, 169, 192, 196})
+"""Sizes between these for which they are not."""
+_LARGEST_PRIME_SIZES = {"real_to_complex": 900, "complex": 700}
+"""Sizes with a large prime factor up to which the kernels are faster."""
+_LARGEST_PRIME_PLANES = 400
+"""The same for each of several axes: strided lines take longer."""
+
 
 def kernels(points: int, kind: int, precision: int) -> tuple[str, ...]:
     """Return the kernels in the order in which an axis of `points` takes them; the first that supports it runs."""
-    del points, kind, precision
-    return KERNELS
+    del precision
+    to_real = KINDS[kind] == "complex_to_real"
+    least = 32 if KINDS[kind] == "complex" else 64  # a real line is a complex one of half its size
+    if _is_power_of_two(points) and points >= least:
+        return KERNELS
+    dense = 16 < points <= _LARGEST_DENSE or (
+        to_real and points % 2 == 1 and points <= _LARGEST_DENSE_INVERSE
+    )
+    return KERNELS[::-1] if dense else KERNELS
 
 
 def torch_is_as_fast(transform: Transform, dtype: torch.dtype) -> str | None:
     """Return the reason why torch.fft is preferred to kernels that support the transform, or None."""
-    if real_of(dtype) != torch.float32 or transform.kind != "complex" or len(transform.axes) > 1:
+    if any(_is_cut(axis) for axis in transform.axes):
+        # what is cut off costs the kernels nothing
         return None
-    (axis,) = transform.axes
-    power_of_two = axis.points & (axis.points - 1) == 0
-    if power_of_two and axis.given == axis.kept == axis.points:
-        return "torch.fft transforms one complex axis of a power of two as fast"
-    return None
+    sizes = tuple(axis.points for axis in transform.axes)
+    if real_of(dtype) == torch.float16:
+        slower = _half_is_slower(sizes, transform.kind)
+    elif len(sizes) == 1:
+        slower = _line_is_slower(sizes[0], transform.kind)
+    else:
+        slower = _plane_is_slower(sizes, transform.kind)
+    if not slower:
+        return None
+    shape = "x".join(map(str, sizes))
+    return (
+        f"torch.fft is as fast for {transform.kind.replace('_', ' ')} transforms of {shape} points"
+    )
+
+
+def _is_cut(axis: Axis) -> bool:
+    """True if much of the axis is not given or not kept."""
+    return min(axis.given, axis.kept) < axis.points // 2 + 1
+
+
+def _half_is_slower(sizes: tuple[int, ...], kind: str) -> bool:
+    # in float16 cuFFT takes powers of two only
+    return len(sizes) == 1 and kind == "complex" and sizes[0] > 64 and _is_power_of_two(sizes[0])
+
+
+def _line_is_slower(points: int, kind: str) -> bool:
+    if kind == "complex_to_real":
+        return False
+    if largest_prime_factor(points) > _LARGEST_FACTOR:
+        return points > _LARGEST_PRIME_SIZES[kind]
+    if kind == "complex":
+        return True
+    least, most = _REAL_POWERS_OF_TWO if _is_power_of_two(points) else _REAL_SIZES
+    return not least <= points <= most or points in _FAST_REAL_SIZES
+
+
+def _plane_is_slower(sizes: tuple[int, ...], kind: str) -> bool:
+    factors = [largest_prime_factor(points) for points in sizes]
+    if max(factors) > _LARGEST_FACTOR:
+        return max(sizes) > _LARGEST_PRIME_PLANES and kind != "complex_to_real"
+    if kind == "complex_to_real" and all(map(_is_power_of_two, sizes)):
+        return False
+    return kind == "complex" or min(factors) < _LARGEST_FACTOR
+
+
+def _is_power_of_two(points: int) -> bool:
+    return points & (points - 1) == 0
