@@ -63,7 +63,7 @@ IN_BLOCKS: tuple[Shape, ...] = (
     (8, 64, (64, 80), (8, 9)),
 )
 # lines and values of number-theoretic transforms: one stage, several, two launches
-NTT_SHAPES = ((3, 64), (5, 1024), (1, 2048), (2, 2**15))
+NTT_SHAPES = ((3, 64), (5, 1024), (2, 2**15))
 # of a transform: name, precision, shape of the field, kept modes; both kernels, short and long lines, strided axes
 FFT_SHAPES: tuple[tuple[str, str, tuple[int, ...], tuple[int, ...] | None], ...] = (
     *(

@@ -51,11 +51,12 @@ def torch_is_as_fast(transform: Transform, dtype: torch.dtype) -> str | None:
     if any(_is_cut(axis) for axis in transform.axes):
         # what is cut off costs the kernels nothing
         return None
-    sizes = tuple(axis.points for axis in transform.axes)
     if real_of(dtype) == torch.float16:
-        slower = _half_is_slower(sizes, transform.kind)
-    elif len(sizes) == 1:
-        slower = _line_is_slower(sizes[0], transform.kind)
+        # through torch.fft it would be computed in float32
+        return None
+    sizes = tuple(axis.points for axis in transform.axes)
+    if len(sizes) == 1:
+        slower = _line_is_slower(sizes[0], transform)
     else:
         slower = _plane_is_slower(sizes, transform.kind)
     if not slower:
@@ -71,18 +72,16 @@ def _is_cut(axis: Axis) -> bool:
     return min(axis.given, axis.kept) < axis.points // 2 + 1
 
 
-def _half_is_slower(sizes: tuple[int, ...], kind: str) -> bool:
-    # in float16 cuFFT takes powers of two only
-    return len(sizes) == 1 and kind == "complex" and sizes[0] > 64 and _is_power_of_two(sizes[0])
-
-
-def _line_is_slower(points: int, kind: str) -> bool:
+def _line_is_slower(points: int, transform: Transform) -> bool:
+    kind = transform.kind
     if kind == "complex_to_real":
         return False
     if largest_prime_factor(points) > _LARGEST_FACTOR:
         return points > _LARGEST_PRIME_SIZES[kind]
     if kind == "complex":
-        return True
+        # torch.fft multiplies by a factor in a pass of its own
+        scaled = transform.scaling != "none"
+        return not (scaled and _is_power_of_two(points) and 32 <= points <= 4096)
     least, most = _REAL_POWERS_OF_TWO if _is_power_of_two(points) else _REAL_SIZES
     return not least <= points <= most or points in _FAST_REAL_SIZES
 

@@ -40,9 +40,9 @@ def rng() -> random.Random:
 
 
 def draw_smooth(rng: random.Random, n_dim: int) -> FNOArchitecture:
-    """A network without relu: rounding could take either side of its kinks."""
+    """A network without kinks: rounding could take either side of them."""
     arch = draw_architecture(rng, n_dim)
-    while "relu" in arch.model_dump_json():
+    while any(kinked in arch.model_dump_json() for kinked in ("relu", "selu", "hard")):
         arch = draw_architecture(rng, n_dim)
     return arch
 
