@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from benchmarks.page import Row, cell, markdown, measured_on, read
+from benchmarks.page import Row, cell, markdown, measured_on, read, times
 from benchmarks.timing import RESULTS
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "explanation" / "fusion.md"
@@ -151,11 +151,7 @@ def _range(values: list[float]) -> str | None:
     """Median, least and most."""
     if not values:
         return None
-    return f"{_times(median(values))} ({_times(min(values))} to {_times(max(values))})"
-
-
-def _times(value: float) -> str:
-    return f"{value:.3g}x"
+    return f"{times(median(values))} ({times(min(values))} to {times(max(values))})"
 
 
 def beside(found: list[Ladder]) -> list[str]:
@@ -221,8 +217,8 @@ def worth(found: list[Ladder]) -> list[str]:
         share = f"{median(shares):.0%}" if shares else "no part"
         slower = sum(gain < 1 for gain in _gains(_fusion, of))
         said += [
-            f"In {axes}D the whole ladder up to rung 4 is worth {_times(whole)}, the fusion by itself (rungs 3 and 4 over",
-            f"rung 2) {_times(by_itself)}, truncated transforms and the pruned mix {_times(median(_gains(_transforms, of)))}; "
+            f"In {axes}D the whole ladder up to rung 4 is worth {times(whole)}, the fusion by itself (rungs 3 and 4 over",
+            f"rung 2) {times(by_itself)}, truncated transforms and the pruned mix {times(median(_gains(_transforms, of)))}; "
             f"medians of {len(of)} layers. On the",
             f"logarithmic scale, on which gains add up, fusion is {share} of the whole. It is slower on {slower} layers.",
             "",
@@ -237,13 +233,13 @@ def _shared_weight(rows: list[Row]) -> list[str]:
         one = next(iter(of.values()))
         names = (_COPIES, _NO_COPIES, *_OURS, _PUBLISHED)
         shown = (
-            f"{cell(of[name]['ms'])} ({_times(of[name]['ms'] / one['floor ms'])})"
+            f"{cell(of[name]['ms'])} ({times(of[name]['ms'] / one['floor ms'])})"
             if name in of
             else None
             for name in names
         )
         ours = min(of[name]["ms"] for name in _OURS)
-        ratios = (_times(of[name]["ms"] / ours) for name in (_COPIES, _NO_COPIES))
+        ratios = (times(of[name]["ms"] / ours) for name in (_COPIES, _NO_COPIES))
         table.append(
             [one["grid"][0], one["channels"], one["batch"], one["floor ms"], *shown, *ratios]
         )

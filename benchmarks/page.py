@@ -21,6 +21,11 @@ def measured_on(row: Row) -> list[str]:
     return [f"{where}, {row['at'][:10]}.", ""]
 
 
+def times(value: float) -> str:
+    """A ratio as in tables: 1.5x."""
+    return f"{value:.3g}x"
+
+
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     """The lines of a table; numbers to three digits, None as an empty cell."""
     lines = [columns, ["---"] * len(columns), *([cell(value) for value in row] for row in rows)]

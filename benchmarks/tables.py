@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks import fusion
-from benchmarks.page import Row, cell, markdown, measured_on, read
+from benchmarks.page import Row, cell, markdown, measured_on, read, times
 from benchmarks.serving.gpu.report import serving_gpu
 from benchmarks.serving.report import serving
 from benchmarks.timing import RESULTS
@@ -18,10 +18,6 @@ DOCUMENT = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 PICTURE = "gpu_heatmap.png"
 _PEER_ERRORS = ("eager", "torch.compile")
 _ISSUED = ("eager, call", "eager, graph")
-
-
-def _times(value: float) -> str:
-    return f"{value:.3g}x"
 
 
 def _by(rows: list[Row], *keys: str) -> list[list[Row]]:
@@ -39,7 +35,7 @@ def _find(rows: list[Row], what: str, precision: str | None = None) -> Row | Non
 
 
 def _ratio(slow: Row | None, fast: Row | None) -> str | None:
-    return None if slow is None or fast is None else _times(slow["ms"] / fast["ms"])
+    return None if slow is None or fast is None else times(slow["ms"] / fast["ms"])
 
 
 def _of(row: Row | None, key: str) -> Any:
@@ -49,7 +45,7 @@ def _of(row: Row | None, key: str) -> Any:
 def _floors(row: Row | None) -> str | None:
     if row is None:
         return None
-    return f"{cell(row['ms'])} ({_times(row['ms'] / row['floor ms'])})"
+    return f"{cell(row['ms'])} ({times(row['ms'] / row['floor ms'])})"
 
 
 def gpu_layers(rows: list[Row]) -> list[str]:
@@ -87,7 +83,7 @@ def gpu_layers(rows: list[Row]) -> list[str]:
         "",
         *measured_on(rows[0]),
         "Spectral convolution, 1x1 skip, bias, GELU. Milliseconds of a layer and, in brackets, its multiple of the floor: the",
-        "time to read and write the field once at the copy bandwidth of the same run (half of that in a chain at bf16). PyTorch at its",
+        "time to read and write the field once at the copy bandwidth of the same run (half of that for fields in bfloat16). PyTorch at its",
         'better of calls and CUDA graph. "In a chain": one of eight such layers in a compiled model, where small fields stay in',
         'the L2 cache. "Alone", and all of PyTorch: one layer, on inputs that are not in the cache.',
         "",
@@ -220,7 +216,7 @@ def gpu_drawn(rows: list[Row]) -> list[str]:
         [
             *(f"{of[0]['axes']}D", of[0]["batch"], len(of)),
             sum(row["execution"] == "chain" for row in of),
-            *(_times(f([row["speed-up"] for row in of])) for f in (min, median, max)),
+            *(times(f([row["speed-up"] for row in of])) for f in (min, median, max)),
             max(row["relative L2 error"] / row["float32 error on the CPU"] for row in of),
         ]
         for of in _by(sorted(rows, key=lambda row: row["axes"]), "axes", "batch")
@@ -249,7 +245,7 @@ def gpu_heatmap(rows: list[Row]) -> list[str]:
     slowest = min(rows, key=lambda row: row["speed-up"])
     fastest = max(rows, key=lambda row: row["speed-up"])
     ends = " ".join(
-        f"{name}: {_times(row['speed-up'])} at {row['layer']}."
+        f"{name}: {times(row['speed-up'])} at {row['layer']}."
         for name, row in (("Least", slowest), ("Most", fastest))
     )
     return [
@@ -269,7 +265,7 @@ def gpu_fft(rows: list[Row]) -> list[str]:
     table = [
         [
             *(row["transform"], row["floor ms"], row["floors"], row["torch floors"]),
-            None if row["speed-up"] is None else _times(row["speed-up"]),
+            None if row["speed-up"] is None else times(row["speed-up"]),
             *(row.get(key) for key in of_kernels.values()),
             *(row["relative L2 error"], row["torch error"]),
         ]

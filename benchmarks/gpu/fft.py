@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from unittest.mock import patch
@@ -27,6 +27,35 @@ from turbofno_ops.fft._rule import KERNELS
 VALUES = 2**26
 QUICK_VALUES = 2**22
 LINES = (61, 64, 85, 128, 141, 211, 256, 421, 512, 1024, 4096, 2**17)
+RULED = (
+    16,
+    24,
+    32,
+    36,
+    45,
+    60,
+    75,
+    96,
+    100,
+    120,
+    121,
+    144,
+    169,
+    180,
+    192,
+    200,
+    221,
+    225,
+    240,
+    300,
+    385,
+    420,
+    500,
+    625,
+    768,
+    1000,
+)
+"""Sizes between which the rule of `auto` changes (turbofno_ops/fft/_rule.py)."""
 PLANES = ((64, 64), (85, 85), (128, 128), (141, 141), (256, 256), (421, 421), (512, 256))
 HALF_LINES = tuple(2**k for k in range(8, 18))
 HALF_PLANES = ((256, 256), (512, 256))
@@ -73,6 +102,7 @@ def _product(size: Sequence[int]) -> str:
 
 CASES = (
     *(Case(name, (n,)) for name in ("fft", "ifft", "rfft", "irfft") for n in LINES),
+    *(Case(name, (n,)) for name in ("fft", "rfft", "irfft") for n in RULED),
     *(Case(name, size) for name in ("rfft2", "irfft2", "fft2") for size in PLANES),
     *(Case("fft", (n,), "fp16") for n in HALF_LINES),
     *(Case("fft2", size, "fp16") for size in HALF_PLANES),
@@ -178,7 +208,9 @@ def _only(kernel: str) -> Iterator[None]:
         forget()
 
 
-def _each_kernel(case: Case, x: torch.Tensor, truth: torch.Tensor) -> Iterator[tuple[str, object]]:
+def _each_kernel(
+    case: Case, x: torch.Tensor, truth: torch.Tensor
+) -> Iterator[tuple[str, Callable[[], object]]]:
     """Names of the kernels that support a case, and their calls as CUDA graphs."""
     for kernel in KERNELS:
         with _only(kernel):
@@ -216,12 +248,12 @@ def measure(
             modes=case.modes,
             precision=case.precision,
         )
-        runs: dict[str, object] = {}
+        runs: dict[str, Callable[[], object]] = {}
         if torch_error is not None:
             runs["torch"] = in_graph(other, [x])
         runs["auto"] = in_graph(own, [x])
         runs.update(_each_kernel(case, x, truth))
-        times = dict(zip(runs, milliseconds(list(runs.values()), seconds=seconds), strict=True))  # type: ignore[arg-type]
+        times = dict(zip(runs, milliseconds(list(runs.values()), seconds=seconds), strict=True))
     peer = times.get("torch")
     row: dict[str, object] = {
         "transform": case.label,

@@ -17,7 +17,6 @@ from benchmarks.gpu.device import floor_ms
 from benchmarks.gpu.layers import Inputs
 from benchmarks.gpu.published_kernel import printed_milliseconds, published_milliseconds
 from benchmarks.ops import Layer
-from tests.turbofno_ops.conftest import plan_library, served_shapes  # noqa: F401 - fixtures
 from tests.turbofno_ops.fourier_truth import relative_l2, spectral_conv_truth
 from turbofno_ops import _channels, _cuda, _cuda_product, _gemm, _native, spectral_conv
 from turbofno_ops._stages import AddMap, Analyze, Operands, Results, Source, Step, Store, Synthesis
@@ -136,7 +135,7 @@ def test_the_floor_is_one_read_and_one_write() -> None:
 
 @pytest.fixture
 def as_on(
-    served_shapes: None,  # noqa: F811 - a fixture
+    served_shapes: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[[Device], list[str]]:
     """Plan as on a device. Launches do nothing; their names are returned."""

@@ -15,6 +15,7 @@ import pytest
 from turbofno_ops import ACTIVATIONS, PRECISIONS, _native
 from turbofno_ops._activations import parse_activation
 from turbofno_ops._tile_program import _KINDS
+from turbofno_ops.fft._transform import KINDS
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(path for path in (ROOT / "csrc").rglob("*") if path.is_file())
@@ -111,6 +112,10 @@ def test_precisions_have_the_header_s_numbers() -> None:
     # fp16 is a precision of transforms only
     names = [*PRECISIONS, "fp16"]
     assert {name: i for i, name in enumerate(names)} == enumeration("precision")
+
+
+def test_kinds_of_transforms_have_the_header_s_numbers() -> None:
+    assert {name: i for i, name in enumerate(KINDS)} == enumeration("transform_kind")
 
 
 def test_steps_have_the_header_s_numbers() -> None:

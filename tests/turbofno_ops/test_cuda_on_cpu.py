@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 
 import pytest
 import torch
 
 from tests.turbofno_ops.cuda_on_cpu import EMULATION, compile_kernels
-
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler (g++)")
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import random
-import shutil
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,8 +12,6 @@ import pytest
 from tests.draws import generator
 from tests.turbofno_ops.cuda_on_cpu import compile_kernels
 from turbofno_ops import _native
-
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler (g++)")
 
 COMPLEX, REAL_TO_COMPLEX, COMPLEX_TO_REAL = range(3)
 HALF = 3  # TURBOFNO_FP16

@@ -18,7 +18,13 @@ from turbofno_ops.fft._plan import (
     plan_of,
     problem,
 )
-from turbofno_ops.fft._transform import Transform, complex_of, memory_order, new_result
+from turbofno_ops.fft._transform import (
+    Transform,
+    complex_of,
+    memory_order,
+    new_result,
+    permuted_back,
+)
 
 _STEP_BYTES = 512  # estimate for a step on the host
 
@@ -100,7 +106,7 @@ def _aligned(x: torch.Tensor) -> torch.Tensor:
         return x
     order = memory_order(x)
     copied = x.permute(order).clone(memory_format=torch.contiguous_format)
-    return copied.permute(sorted(range(len(order)), key=order.__getitem__))
+    return permuted_back(copied, order)
 
 
 def _address(buffers: list[torch.Tensor], buffer: int, offset: int) -> int:

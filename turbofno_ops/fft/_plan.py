@@ -255,24 +255,9 @@ class _Builder:
         return True
 
     def _structure(self, axis: Axis, kind: str) -> Fft:
-        of = self._of
-        return Fft(
-            outer=1,
-            inner=1,
-            in_point=1,
-            out_point=1,
-            points=axis.points,
-            in_head=axis.in_head,
-            in_tail=axis.in_tail,
-            out_head=axis.out_head,
-            out_tail=axis.out_tail,
-            kind=KINDS.index(kind),
-            inverse=self._transform.inverse,
-            precision=of.precision,
-            multiprocessors=of.multiprocessors,
-            shared_bytes=of.shared_bytes,
-            scale=1.0,
-        )
+        structure = _line(axis, *self._of[4:])
+        structure.kind, structure.inverse = KINDS.index(kind), self._transform.inverse
+        return structure
 
     def _launches(
         self,
@@ -479,32 +464,38 @@ def _split(
         return None
     for first in range(math.isqrt(points), 1, -1):
         second, rest = divmod(points, first)
+        factors = (Axis(0, factor, factor, 0, factor, 0) for factor in (first, second))
         if rest == 0 and all(
-            _kernel(
-                Fft(
-                    outer=1,
-                    inner=1,
-                    in_point=1,
-                    out_point=1,
-                    points=factor,
-                    in_head=factor,
-                    out_head=factor,
-                    precision=precision,
-                    multiprocessors=multiprocessors,
-                    shared_bytes=shared_bytes,
-                )
-            )[1]
-            is None
-            for factor in (first, second)
+            _kernel(_line(axis, precision, multiprocessors, shared_bytes))[1] is None
+            for axis in factors
         ):
             return second, first
     return None
 
 
+def _line(axis: Axis, precision: int, multiprocessors: int, shared_bytes: int) -> Fft:
+    """Return the complex transform of one contiguous line."""
+    return Fft(
+        outer=1,
+        inner=1,
+        in_point=1,
+        out_point=1,
+        points=axis.points,
+        in_head=axis.in_head,
+        in_tail=axis.in_tail,
+        out_head=axis.out_head,
+        out_tail=axis.out_tail,
+        precision=precision,
+        multiprocessors=multiprocessors,
+        shared_bytes=shared_bytes,
+        scale=1.0,
+    )
+
+
 def _kernel(structure: Fft) -> tuple[str, str | None]:
     """Return the kernel of a launch, and the reason why it does not run, if none does."""
     reasons = []
-    for name in kernels(structure.points, structure.kind, structure.precision):
+    for name in kernels(structure.points, structure.kind):
         reason = _native.refusal(f"{name}_unsupported", structure)
         if reason is None:
             return name, None

@@ -26,16 +26,15 @@ _REAL_POWERS_OF_TWO = (32, 512)
 _REAL_SIZES = (40, _LARGEST_DENSE)
 """First and last sizes of real lines for which the kernels are faster than torch.fft."""
 _FAST_REAL_SIZES = frozenset({100, 120, 121, 144, 169, 192, 196})
-"""Sizes between these for which they are not."""
+"""Sizes between these for which they are not; 196 is not measured, but a square as others here."""
 _LARGEST_PRIME_SIZES = {"real_to_complex": 900, "complex": 700}
 """Sizes with a large prime factor up to which the kernels are faster."""
 _LARGEST_PRIME_PLANES = 400
 """The same for each of several axes: strided lines take longer."""
 
 
-def kernels(points: int, kind: int, precision: int) -> tuple[str, ...]:
+def kernels(points: int, kind: int) -> tuple[str, ...]:
     """Return the kernels in the order in which an axis of `points` takes them; the first that supports it runs."""
-    del precision
     to_real = KINDS[kind] == "complex_to_real"
     least = 32 if KINDS[kind] == "complex" else 64  # a real line is a complex one of half its size
     if _is_power_of_two(points) and points >= least:

@@ -132,5 +132,9 @@ def new_result(x: torch.Tensor, transform: Transform) -> torch.Tensor:
     """Return an empty tensor for the result, with the dimensions of x in the same order of memory."""
     shape, order = transform.shape(x.shape), memory_order(x)
     empty = x.new_empty([shape[dim] for dim in order], dtype=transform.dtype(x.dtype))
-    back = sorted(range(len(order)), key=order.__getitem__)
-    return empty.permute(back)
+    return permuted_back(empty, order)
+
+
+def permuted_back(x: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """Return y of which x is `y.permute(order)`."""
+    return x.permute(sorted(range(len(order)), key=order.__getitem__))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 import torch
 
+from turbofno_ops._gemm import _tables
 from turbofno_ops.ntt._arithmetic import BY_NAME, Field, Words, twists
 
 
@@ -19,7 +18,7 @@ def words(field: Field, constants: Words) -> torch.Tensor:
     return torch.from_numpy(stored.view(np.int64).copy())
 
 
-@lru_cache(maxsize=64)
+@_tables.cached
 def table(
     name: str, points: int, inverse: bool, negacyclic: bool, device: torch.device
 ) -> torch.Tensor:
