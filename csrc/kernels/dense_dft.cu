@@ -35,6 +35,7 @@ struct DenseArguments {
     DenseDftPlan plan;
     unsigned lines, inner;
     bool in_along_lines, out_along_lines; // neighbouring lanes take neighbouring lines, else neighbouring values
+    bool in_cut, out_cut; // not all values of a line are given, kept
 };
 
 constexpr int kWarpgroupThreads = kWarpgroupWarps * kLanes;
@@ -59,7 +60,8 @@ __device__ __forceinline__ int64_t line_offset(const DenseArguments &a, unsigned
 }
 
 // The values p of a line at first, first + step, ..: how far each is from the line's begin. An addition each, no product.
-struct Walk {
+// CUT: only the first `head` and the last `tail` of the line's values are stored.
+template <bool CUT> struct Walk {
     int p, step;
     int64_t at, at_step, gap; // gap: between head and tail, which lie next to each other
     int head, tail; // the first value of the tail
@@ -68,8 +70,8 @@ struct Walk {
         : p(first), step(step), at(first * stride), at_step(step * stride), gap((values - head - tail) * stride), head(head),
           tail(values - tail) {}
 
-    __device__ __forceinline__ bool inside() const { return p < head || p >= tail; }
-    __device__ __forceinline__ int64_t offset() const { return p < head ? at : at - gap; }
+    __device__ __forceinline__ bool inside() const { return !CUT || p < head || p >= tail; }
+    __device__ __forceinline__ int64_t offset() const { return !CUT || p < head ? at : at - gap; }
     __device__ __forceinline__ void advance() {
         p += step;
         at += at_step;
@@ -129,42 +131,52 @@ template <int KIND, bool HALVES> struct LineSource {
 
     // Starts to copy a chunk to a stage; `finish` ends it, where values are not copied asynchronously.
     __device__ __forceinline__ void copy(const DenseArguments &a, char *stage, int chunk, int lane) {
-        const char *const input = static_cast<const char *>(a.of.input);
-        const int64_t stride = kBytes * a.of.in_point;
-        const int points = a.of.points;
-        if (a.in_along_lines) {
-            constexpr int kTermsAtOnce = kLanes / kLines;
-            const int first = chunk * kDftTerms + lane / kLines;
-#pragma unroll
-            for (int plane = 0; plane < kPlanes; ++plane) {
-                Walk walk(plane == 0 ? first : points - first, plane == 0 ? kTermsAtOnce : -kTermsAtOnce, values_of(a),
-                          a.of.in_head, a.of.in_tail, stride);
-#pragma unroll(kAsync ? 4 : kLines) // halves are registers: every index must be a constant
-                for (int i = 0; i < kLines; ++i) {
-                    const bool inside = exists(points, first + i * kTermsAtOnce, plane) && walk.inside();
-                    const char *from = inside ? input + offset + walk.offset() : input;
-                    take(plane, i, stage + plane * kPlaneBytes + staged_at(true, i, lane), from, inside);
-                    walk.advance();
-                }
-            }
+        if (!a.in_along_lines) {
+            copy_along_terms(a, stage, chunk, lane);
+        } else if (a.in_cut) {
+            copy_along_lines<true>(a, stage, chunk, lane);
         } else {
-            const int term = chunk * kDftTerms + lane;
-            const char *from[kPlanes];
-            bool inside[kPlanes];
+            copy_along_lines<false>(a, stage, chunk, lane);
+        }
+    }
+
+    template <bool CUT>
+    __device__ __forceinline__ void copy_along_lines(const DenseArguments &a, char *stage, int chunk, int lane) {
+        constexpr int kTermsAtOnce = kLanes / kLines;
+        const char *const line = static_cast<const char *>(a.of.input) + offset;
+        const int points = a.of.points, first = chunk * kDftTerms + lane / kLines;
+#pragma unroll
+        for (int plane = 0; plane < kPlanes; ++plane) {
+            Walk<CUT> walk(plane == 0 ? first : points - first, plane == 0 ? kTermsAtOnce : -kTermsAtOnce, values_of(a),
+                           a.of.in_head, a.of.in_tail, kBytes * a.of.in_point);
+#pragma unroll(kAsync && CUT ? 4 : kLines) // halves are registers: every index must be a constant
+            for (int i = 0; i < kLines; ++i) {
+                const bool inside = exists(points, first + i * kTermsAtOnce, plane) && walk.inside();
+                take(plane, i, stage + plane * kPlaneBytes + staged_at(true, i, lane), line + walk.offset(), inside);
+                walk.advance();
+            }
+        }
+    }
+
+    __device__ __forceinline__ void copy_along_terms(const DenseArguments &a, char *stage, int chunk, int lane) {
+        const char *const input = static_cast<const char *>(a.of.input);
+        const int points = a.of.points, term = chunk * kDftTerms + lane;
+        const char *from[kPlanes];
+        bool inside[kPlanes];
+#pragma unroll
+        for (int plane = 0; plane < kPlanes; ++plane) {
+            const Walk<true> walk(plane == 0 ? term : points - term, 0, values_of(a), a.of.in_head, a.of.in_tail,
+                                  kBytes * a.of.in_point);
+            inside[plane] = exists(points, term, plane) && walk.inside();
+            from[plane] = inside[plane] ? input + walk.offset() : input;
+        }
+#pragma unroll
+        for (int i = 0; i < kLines; ++i) {
+            const int64_t of_line = __shfl_sync(0xffffffffu, offset, i);
 #pragma unroll
             for (int plane = 0; plane < kPlanes; ++plane) {
-                const Walk walk(plane == 0 ? term : points - term, 0, values_of(a), a.of.in_head, a.of.in_tail, stride);
-                inside[plane] = exists(points, term, plane) && walk.inside();
-                from[plane] = inside[plane] ? input + walk.offset() : input;
-            }
-#pragma unroll
-            for (int i = 0; i < kLines; ++i) {
-                const int64_t of_line = __shfl_sync(0xffffffffu, offset, i);
-#pragma unroll
-                for (int plane = 0; plane < kPlanes; ++plane) {
-                    char *const to = stage + plane * kPlaneBytes + staged_at(false, i, lane);
-                    take(plane, i, to, from[plane] + of_line, inside[plane]);
-                }
+                char *const to = stage + plane * kPlaneBytes + staged_at(false, i, lane);
+                take(plane, i, to, from[plane] + of_line, inside[plane]);
             }
         }
     }
@@ -217,9 +229,9 @@ template <int BYTES, bool COMPLEX> struct FourValues {
     }
 };
 
-// The A operands of a chunk: of e (even) and o (odd).
-template <typename P> struct ChunkOperands {
-    uint32_t high[2][kSteps][4], low[2][kSteps][4];
+// The A operands of a chunk: of e (even) and o (odd). STEPS: of its terms; a short last chunk has one.
+template <typename P, int STEPS> struct ChunkOperands {
+    uint32_t high[2][STEPS][4], low[2][STEPS][4];
     float inv_scale[2]; // of the rows g and g + 8, times that of the table
 
     template <int KIND, bool HALVES>
@@ -227,9 +239,9 @@ template <typename P> struct ChunkOperands {
         using Source = LineSource<KIND, HALVES>;
         using Four = FourValues<Source::kBytes, Side<KIND>::kComplexIn>;
         const int g = lane / 4, t = lane % 4;
-        float values[2][2][kSteps][4]; // [even, odd][row][step][term]
+        float values[2][2][STEPS][4]; // [even, odd][row][step][term]
 #pragma unroll
-        for (int step = 0; step < kSteps; ++step) {
+        for (int step = 0; step < STEPS; ++step) {
             const int term = 16 * step + 4 * t;
             if constexpr (KIND == TURBOFNO_COMPLEX) {
                 const Four here(stage, g, term), there(stage + Source::kPlaneBytes, g, term);
@@ -266,15 +278,15 @@ template <typename P> struct ChunkOperands {
         for (int row = 0; row < 2; ++row) {
             float most = 0.0f;
 #pragma unroll
-            for (int i = 0; i < 2 * kSteps * 4; ++i) {
-                most = max_magnitude(most, values[i / (kSteps * 4)][row][i / 4 % kSteps][i % 4]);
+            for (int i = 0; i < 2 * STEPS * 4; ++i) {
+                most = max_magnitude(most, values[i / (STEPS * 4)][row][i / 4 % STEPS][i % 4]);
             }
             const Scale scale = scale_of(max_over_lanes<1, 4>(most));
             inv_scale[row] = scale.inverse * kTableInvScale;
 #pragma unroll
             for (int part = 0; part < 2; ++part) {
 #pragma unroll
-                for (int step = 0; step < kSteps; ++step) {
+                for (int step = 0; step < STEPS; ++step) {
 #pragma unroll
                     for (int pair = 0; pair < 2; ++pair) {
                         const float *both = &values[part][row][step][2 * pair];
@@ -298,12 +310,12 @@ template <typename P> struct ChunkOperands {
         wgmma_fence();
         if constexpr (P::kSplit) {
 #pragma unroll
-            for (int i = 0; i < kSteps; ++i) add(low[PART][i], b + i * kStep, i > 0);
+            for (int i = 0; i < STEPS; ++i) add(low[PART][i], b + i * kStep, i > 0);
 #pragma unroll
-            for (int i = 0; i < kSteps; ++i) add(high[PART][i], b + i * kStep + kPlane, true);
+            for (int i = 0; i < STEPS; ++i) add(high[PART][i], b + i * kStep + kPlane, true);
         }
 #pragma unroll
-        for (int i = 0; i < kSteps; ++i) add(high[PART][i], b + i * kStep, P::kSplit || i > 0);
+        for (int i = 0; i < STEPS; ++i) add(high[PART][i], b + i * kStep, P::kSplit || i > 0);
         wgmma_commit();
 #else
         const auto *words = reinterpret_cast<const uint32_t *>(table) + lane; // a lane's word of each matrix
@@ -312,11 +324,11 @@ template <typename P> struct ChunkOperands {
         };
 #pragma unroll
         for (int j = 0; j < FRAGMENTS; ++j) {
-            uint32_t b[kSteps][2];
+            uint32_t b[STEPS][2];
 #pragma unroll
             for (int i = 0; i < 4; ++i) part[j][i] = 0.0f;
 #pragma unroll
-            for (int i = 0; i < kSteps; ++i) {
+            for (int i = 0; i < STEPS; ++i) {
                 b[i][0] = matrix(j, i, 0, 0);
                 b[i][1] = matrix(j, i, 0, 1);
                 if constexpr (P::kSplit) {
@@ -325,7 +337,7 @@ template <typename P> struct ChunkOperands {
                 }
             }
 #pragma unroll
-            for (int i = 0; i < kSteps; ++i) mma<P>(part[j], high[PART][i], b[i][0], b[i][1]);
+            for (int i = 0; i < STEPS; ++i) mma<P>(part[j], high[PART][i], b[i][0], b[i][1]);
         }
 #endif
     }
@@ -334,9 +346,9 @@ template <typename P> struct ChunkOperands {
     __device__ __forceinline__ void keep() {
 #ifdef TURBOFNO_WGMMA_ENABLED
 #pragma unroll
-        for (int i = 0; i < 2 * kSteps * 4; ++i) {
-            asm volatile("" : "+r"(high[i / (kSteps * 4)][i / 4 % kSteps][i % 4])::"memory");
-            if constexpr (P::kSplit) asm volatile("" : "+r"(low[i / (kSteps * 4)][i / 4 % kSteps][i % 4])::"memory");
+        for (int i = 0; i < 2 * STEPS * 4; ++i) {
+            asm volatile("" : "+r"(high[i / (STEPS * 4)][i / 4 % STEPS][i % 4])::"memory");
+            if constexpr (P::kSplit) asm volatile("" : "+r"(low[i / (STEPS * 4)][i / 4 % STEPS][i % 4])::"memory");
         }
 #endif
     }
@@ -367,7 +379,8 @@ template <typename P, int FRAGMENTS, int TILES> struct Sums {
     }
 
     // Adds a chunk's products. While the tensor cores compute one, the one before is added.
-    __device__ __forceinline__ void add(ChunkOperands<P> &a, const uint4 *table, int lane) {
+    template <int STEPS>
+    __device__ __forceinline__ void add(ChunkOperands<P, STEPS> &a, const uint4 *table, int lane) {
         float even[FRAGMENTS][4], odd[FRAGMENTS][4];
         constexpr int kTileWords = FRAGMENTS * kFragmentWords<P>;
         a.keep();
@@ -464,42 +477,63 @@ template <int KIND, bool HALVES> struct LineTarget {
     template <bool TWIDDLES>
     __device__ __forceinline__ void store_columns(const DenseArguments &a, const Value *stage, int first, int end,
                                                   int lane) const {
-        Stored *const out = static_cast<Stored *>(a.of.out);
+        if (!a.out_along_lines) {
+            store_along_columns<TWIDDLES>(a, stage, first, end, lane);
+        } else if (TWIDDLES || a.out_cut) {
+            store_along_lines<TWIDDLES, true>(a, stage, first, end, lane);
+        } else {
+            store_along_lines<false, false>(a, stage, first, end, lane);
+        }
+    }
+
+    template <bool CUT>
+    static __device__ __forceinline__ Walk<CUT> walk(const DenseArguments &a, int plane, int k, int step) {
         const int points = a.of.points, values = KIND == TURBOFNO_REAL_TO_COMPLEX ? points / 2 + 1 : points;
+        return {plane == 0 ? k : points - k, plane == 0 ? step : -step, values, a.of.out_head, a.of.out_tail, a.of.out_point};
+    }
+
+    template <bool TWIDDLES, bool CUT>
+    __device__ __forceinline__ void store_along_lines(const DenseArguments &a, const Value *stage, int first, int end,
+                                                      int lane) const {
+        constexpr int kColumnsAtOnce = kLanes / kLines;
+        const int line = lane % kLines, first_column = lane / kLines;
+        if (line >= lines) return;
 #pragma unroll
         for (int plane = 0; plane < kPlanes; ++plane) {
-            const Value *from = stage + plane * kLines * kPitch;
-            const auto walk_from = [&](int k, int step) {
-                return Walk(plane == 0 ? k : points - k, plane == 0 ? step : -step, values, a.of.out_head, a.of.out_tail,
-                            a.of.out_point);
-            };
-            if (a.out_along_lines) {
-                constexpr int kColumnsAtOnce = kLanes / kLines;
-                const int line = lane % kLines, first_column = lane / kLines;
-                Walk walk = walk_from(first + first_column, kColumnsAtOnce);
-#pragma unroll 4
-                for (int i = 0; i < kLines; ++i) {
-                    const int column = i * kColumnsAtOnce + first_column;
-                    if (exists(points, first + column, end, plane) && walk.inside() && line < lines) {
-                        Value value = from[line * kPitch + column];
-                        if constexpr (TWIDDLES) value = times(value, twiddle(a.of, index, walk.p));
-                        store(out + offset + walk.offset(), value);
-                    }
-                    walk.advance();
+            const Value *const from = stage + (plane * kLines + line) * kPitch;
+            Stored *const to = static_cast<Stored *>(a.of.out) + offset;
+            Walk<CUT> at = walk<CUT>(a, plane, first + first_column, kColumnsAtOnce);
+#pragma unroll(CUT ? 4 : kLines)
+            for (int i = 0; i < kLines; ++i) {
+                const int column = i * kColumnsAtOnce + first_column;
+                if (exists(a.of.points, first + column, end, plane) && at.inside()) {
+                    Value value = from[column];
+                    if constexpr (TWIDDLES) value = times(value, twiddle(a.of, index, at.p));
+                    store(to + at.offset(), value);
                 }
-            } else {
-                const Walk walk = walk_from(first + lane, 0);
-                const bool inside = exists(points, first + lane, end, plane) && walk.inside();
-                Stored *const to = inside ? out + walk.offset() : out;
+                at.advance();
+            }
+        }
+    }
+
+    template <bool TWIDDLES>
+    __device__ __forceinline__ void store_along_columns(const DenseArguments &a, const Value *stage, int first, int end,
+                                                        int lane) const {
+        Stored *const out = static_cast<Stored *>(a.of.out);
+#pragma unroll
+        for (int plane = 0; plane < kPlanes; ++plane) {
+            const Value *const from = stage + plane * kLines * kPitch;
+            const Walk<true> at = walk<true>(a, plane, first + lane, 0);
+            const bool inside = exists(a.of.points, first + lane, end, plane) && at.inside();
+            Stored *const to = inside ? out + at.offset() : out;
 #pragma unroll(TWIDDLES ? 1 : kLines)
-                for (int line = 0; line < kLines; ++line) {
-                    const int64_t of_line = __shfl_sync(0xffffffffu, offset, line);
-                    Value value = from[line * kPitch + lane];
-                    if constexpr (TWIDDLES) {
-                        value = times(value, twiddle(a.of, __shfl_sync(0xffffffffu, index, line), walk.p));
-                    }
-                    if (inside && line < lines) store(to + of_line, value);
+            for (int line = 0; line < kLines; ++line) {
+                const int64_t of_line = __shfl_sync(0xffffffffu, offset, line);
+                Value value = from[line * kPitch + lane];
+                if constexpr (TWIDDLES) {
+                    value = times(value, twiddle(a.of, __shfl_sync(0xffffffffu, index, line), at.p));
                 }
+                if (inside && line < lines) store(to + of_line, value);
             }
         }
     }
@@ -601,9 +635,16 @@ __global__ void __launch_bounds__(kWarpgroupThreads *dense_dft_warpgroups(FRAGME
         }
 
         char *const staged = lines + stage * kDftLineBytes;
-        ChunkOperands<P> operands;
-        operands.template load<KIND, kHalves>(staged, chunk, a.of.points, lane);
-        sums.add(operands, shared + (plan.resident ? chunk : stage) * chunk_words, lane);
+        const auto add = [&](auto steps) {
+            ChunkOperands<P, decltype(steps)::value> operands;
+            operands.template load<KIND, kHalves>(staged, chunk, a.of.points, lane);
+            sums.add(operands, shared + (plan.resident ? chunk : stage) * chunk_words, lane);
+        };
+        if (plan.last_is_short && chunk == plan.chunks - 1) {
+            add(std::integral_constant<int, 1>{});
+        } else {
+            add(std::integral_constant<int, kSteps>{});
+        }
         if (copies) source.finish(a, next, lane);
         if (++stage == plan.stages) stage = 0;
         if (++chunk < plan.chunks) continue;
@@ -660,6 +701,8 @@ extern "C" turbofno_status turbofno_dense_dft(const turbofno_fft *fft, CUstream_
     a.out_along_lines = along_lines(*fft, fft->out_outer, fft->out_inner, fft->out_point);
     const DenseKernel kernel = fft->precision == TURBOFNO_FP32 ? kernel_of<PrecisionFp32>(fft->kind, a.plan.fragments)
                                                                : kernel_of<PrecisionTf32>(fft->kind, a.plan.fragments);
+    a.in_cut = fft->in_head + fft->in_tail < dft_values(*fft, fft->kind != TURBOFNO_REAL_TO_COMPLEX);
+    a.out_cut = fft->out_head + fft->out_tail < dft_values(*fft, fft->kind != TURBOFNO_COMPLEX_TO_REAL);
     // always the maximum: a smaller value could break a concurrent launch of this kernel by another thread
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, fft->shared_bytes);
     return launch_pdl(kernel, dim3(unsigned(a.plan.blocks), unsigned(a.plan.groups)), kWarpgroupThreads * a.plan.warpgroups,

@@ -101,6 +101,15 @@ template <typename Shape> __device__ __forceinline__ int place_of_results(const 
     return end == 0 ? 0 : place + q * shape.pitch(end - 1);
 }
 
+// Reorders results of the stages before a middle one, 16 first digits at a time. 16 threads read `after` neighbouring values
+// for each of 16 / after results: of these the first digits are `after` apart, because the first pitch is odd and then no two
+// of the threads read the same bank.
+__device__ __forceinline__ int apart(int result, int after) {
+    if (after >= 16) return result;
+    const int first = result % 16, together = 16 / after;
+    return result - first + first / together + first % together * after;
+}
+
 // Values as they are in memory: float32, or float16 in the lower bits. Converted after all loads of a thread are on their
 // way, because the conversion waits for its load.
 __device__ __forceinline__ uint2 read_pair(const void *from, int64_t at, bool half) {
@@ -235,11 +244,25 @@ template <typename Shape> struct Transform {
 
     __device__ __forceinline__ float2 result(float2 v) const { return {v.x * a.scale, v.y * (a.scale * a.out_sign)}; }
 
-    __device__ __forceinline__ float2 twiddled(float2 v, int64_t line, int q) const {
+    // The factor of result q of a line between the two steps of a long axis.
+    __device__ __forceinline__ float2 factor(int64_t line, int q) const {
         const int64_t i = line - int64_t(p.by_inner(unsigned(line))) * p.by_inner.by;
         const int64_t r = i * q;
         const float2 w = phase(r < p.twiddle_points ? r : r % p.twiddle_points, p.twiddle_points);
-        return product(v, {w.x, -a.out_sign * w.y});
+        return {w.x, -a.out_sign * w.y};
+    }
+
+    // Multiplies results index + r step of a line by their factors. Few of these need a sine and a cosine.
+    template <int R> __device__ __forceinline__ void twiddle_results(float2 (&v)[R], int64_t line, int index, int step) const {
+        const float2 first = factor(line, index), by1 = factor(line, step), by2 = factor(line, 2 * step);
+        const float2 near[4] = {first, product(first, by1), product(first, by2), product(first, product(by1, by2))};
+        unrolled<0, (R + 3) / 4>([&](auto y) {
+            const float2 w = y == 0 ? float2{} : factor(line, 4 * y * step);
+#pragma unroll
+            for (int n = 0; n < 4; ++n) {
+                if (4 * y + n < R) v[4 * y + n] = product(v[4 * y + n], y == 0 ? near[n] : product(w, near[n]));
+            }
+        });
     }
 
     // One butterfly of a stage. STAGE is an int or, in a fixed kernel, a constant.
@@ -259,7 +282,12 @@ template <typename Shape> struct Transform {
             place = place_of_results(shape, stage, index);
         } else {
             before = shape.over_after(stage, index);
-            place = place_of_results(shape, stage, before) + index - before * after;
+            place = index - before * after;
+            if constexpr (Shape::kFixed) {
+                static_assert(Shape::kStages == 2 || Shape::radix(0) == 16);
+                before = apart(before, after);
+            }
+            place += place_of_results(shape, stage, before);
         }
         float2 *const here = values + line * p.line_pitch + place;
         const int pitch = shape.pitch(stage);
@@ -326,16 +354,22 @@ template <typename Shape> struct Transform {
         }
     }
 
-    template <int R> __device__ __forceinline__ void store(const float2 (&y)[R], int64_t line, int index, int step) const {
+    template <int R> __device__ __forceinline__ void store(float2 (&y)[R], int64_t line, int index, int step) const {
         const int64_t to = offset(p.out, line);
-        if (p.out.gap == 0 && p.twiddle_points == 0) {
+        constexpr bool few = R <= 8; // more have no registers for factors
+        if (p.out.gap == 0 && (few || p.twiddle_points == 0)) {
+#pragma unroll
+            for (int r = 0; r < R; ++r) y[r] = result(y[r]);
+            if constexpr (few) {
+                if (p.twiddle_points != 0) twiddle_results(y, line, index, step);
+            }
             const int64_t first = to + index * p.out.point, stride = step * p.out.point;
             if (p.half) {
 #pragma unroll
-                for (int r = 0; r < R; ++r) write(a.out, first + r * stride, result(y[r]), true);
+                for (int r = 0; r < R; ++r) write(a.out, first + r * stride, y[r], true);
             } else {
 #pragma unroll
-                for (int r = 0; r < R; ++r) write(a.out, first + r * stride, result(y[r]), false);
+                for (int r = 0; r < R; ++r) write(a.out, first + r * stride, y[r], false);
             }
         } else {
 #pragma unroll
@@ -351,7 +385,7 @@ template <typename Shape> struct Transform {
             return;
         }
         if (in_gap(p.out, point)) return;
-        if (p.twiddle_points != 0) v = twiddled(v, line, point);
+        if (p.twiddle_points != 0) v = product(v, factor(line, point));
         write(a.out, to + position(p.out, point), v, p.half);
     }
 
@@ -584,7 +618,7 @@ template <typename Shape> struct Transform {
             const float2 v = value(line, point);
             if (p.out.access == kFftComplex) {
                 const float2 r = result(v);
-                put_value<PLAIN>(line, point, p.twiddle_points == 0 ? r : twiddled(r, line0 + line, point));
+                put_value<PLAIN>(line, point, p.twiddle_points == 0 ? r : product(r, factor(line0 + line, point)));
             } else if (p.out.access == kFftNeighbours) {
                 put_value<PLAIN>(line, 2 * point, v.x * a.scale);
                 put_value<PLAIN>(line, 2 * point + 1, v.y * a.scale);
@@ -749,10 +783,11 @@ Kernel kernel_for(const FftPlan &p) {
     case 64: return transform_lines<Fixed<8, 8>>;
     case 128: return transform_lines<Fixed<16, 8>>;
     case 256: return transform_lines<Fixed<16, 16>>;
-    case 512: return transform_lines<Fixed<8, 8, 8>>;
+    case 512: return transform_lines<Fixed<16, 8, 4>>;
     case 1024: return transform_lines<Fixed<16, 8, 8>>;
     case 2048: return transform_lines<Fixed<16, 16, 8>>;
     case 4096: return transform_lines<Fixed<16, 16, 16>>;
+    case 8192: return transform_lines<Fixed<16, 8, 8, 8>>;
     default: return transform_lines<Any<kMaxRadix, kAnyFftThreads, 5>>;
     }
 }
@@ -774,6 +809,7 @@ extern "C" turbofno_status turbofno_mixed_radix_fft(const turbofno_fft *fft, CUs
     a.out_sign = fft->inverse && fft->kind != TURBOFNO_COMPLEX_TO_REAL ? -1.0f : 1.0f;
     a.scale = fft->scale;
     const Kernel kernel = kernel_for(a.plan);
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, a.plan.shared_bytes);
+    // always the maximum: a smaller value could break a concurrent launch of this kernel by another thread
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, fft->shared_bytes);
     return launch_pdl(kernel, dim3(unsigned(a.plan.blocks)), a.plan.threads, size_t(a.plan.shared_bytes), stream, a);
 }

@@ -9,10 +9,6 @@ namespace {
 constexpr int kMaxPoints = 1024, kMaxStages = 4;
 constexpr int64_t kMaxLines = int64_t(1) << 30, kMaxTwiddlePoints = int64_t(1) << 31;
 
-int values(const turbofno_fft &f, bool complex_side) {
-    return complex_side && f.kind != TURBOFNO_COMPLEX ? f.points / 2 + 1 : f.points;
-}
-
 // Terms or columns 0 .. points / 2 of which n or points - n is among the line's first `head` or last `tail` values.
 int folded(const turbofno_fft &f, bool half_spectrum, int head, int tail) {
     const int all = f.points / 2 + 1;
@@ -36,6 +32,10 @@ void set_shared_memory(DenseDftPlan &p, int fragment_bytes, int shared_bytes) {
 
 } // namespace
 
+int dft_values(const turbofno_fft &f, bool complex_side) {
+    return complex_side && f.kind != TURBOFNO_COMPLEX ? f.points / 2 + 1 : f.points;
+}
+
 DenseDftPlan plan_dense_dft(const turbofno_fft &f) {
     DenseDftPlan p{};
     const int most = std::rbegin(kDenseDftShapes)->fragments * std::rbegin(kDenseDftShapes)->tiles;
@@ -46,6 +46,7 @@ DenseDftPlan plan_dense_dft(const turbofno_fft &f) {
     p.groups = ceil_div(fragments, most);
     p.group_fragments = ceil_div(fragments, p.groups);
     p.chunks = ceil_div(terms, kDftTerms);
+    p.last_is_short = (terms - 1) % kDftTerms < kDftTerms / 2;
     p.units = int(ceil_div(f.outer * f.inner * rows, int64_t(kDftRows)));
     const DenseDftShape shape = *std::find_if(std::begin(kDenseDftShapes), std::end(kDenseDftShapes),
                                               [&](DenseDftShape s) { return s.fragments * s.tiles >= p.group_fragments; });
@@ -75,10 +76,10 @@ extern "C" const char *turbofno_dense_dft_unsupported(const turbofno_fft *f) {
     }
     const bool real_in = f->kind == TURBOFNO_REAL_TO_COMPLEX, real_out = f->kind == TURBOFNO_COMPLEX_TO_REAL;
     const int64_t given = int64_t(f->in_head) + f->in_tail, kept = int64_t(f->out_head) + f->out_tail;
-    if (f->in_head < 0 || f->in_tail < 0 || given < 1 || given > values(*f, !real_in)) {
+    if (f->in_head < 0 || f->in_tail < 0 || given < 1 || given > dft_values(*f, !real_in)) {
         return "the line does not have the given values";
     }
-    if (f->out_head < 0 || f->out_tail < 0 || kept < 1 || kept > values(*f, !real_out)) {
+    if (f->out_head < 0 || f->out_tail < 0 || kept < 1 || kept > dft_values(*f, !real_out)) {
         return "the result does not have the kept values";
     }
     if (f->twiddle_points < 0 || f->twiddle_points > kMaxTwiddlePoints) return "the twiddle points are not in 0 .. 2^31";

@@ -17,6 +17,7 @@ constexpr int kDftPlaneBytes = 2 * 2 * 2 * 128; // of a chunk and fragment of th
 struct DenseDftPlan {
     int fragments, tiles, warpgroups;
     int chunks; // of terms that are not zero
+    bool last_is_short; // the last chunk has at most half as many terms
     int table_fragments; // of a chunk of the table
     int groups, group_fragments; // of columns; fragments of a group, at most fragments * tiles
     bool resident; // the table of a group stays in shared memory, else its chunks come through the ring
@@ -32,6 +33,9 @@ struct DenseDftShape {
 constexpr DenseDftShape kDenseDftShapes[] = {{4, 1, 4}, {6, 1, 3}, {5, 2, 2}, {7, 2, 2}};
 
 constexpr int dense_dft_warpgroups(int fragments) { return fragments == 4 ? 4 : fragments == 6 ? 3 : 2; }
+
+// Values of a line on its complex or its real side.
+int dft_values(const turbofno_fft &fft, bool complex_side);
 
 // The layout of a supported transform.
 DenseDftPlan plan_dense_dft(const turbofno_fft &fft);

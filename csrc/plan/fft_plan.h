@@ -8,7 +8,8 @@ namespace turbofno {
 
 constexpr int kMaxRadix = 17, kMaxFftStages = 5;
 constexpr int kMaxFftSize = 8192; // complex values of a line
-constexpr int kFftThreads = 256, kMaxFftThreads = 1024; // of a block of fixed kernels; more only where lines are first
+// Threads of a block of fixed kernels; more than kFftThreads only for long lines and where lines are first.
+constexpr int kFftThreads = 256, kMaxFftThreads = 1024;
 constexpr int kAnyFftThreads = 128; // of other blocks
 
 // Division by a constant of numbers below 2^31.
@@ -69,19 +70,20 @@ struct FftPlan {
 
 // Radices of the kernels that are compiled for one list of them, by the transform's size; zeros: none.
 struct FftRadices {
-    int radix[3];
+    int radix[4];
 };
 constexpr FftRadices fixed_radices(int size) {
     switch (size) {
-    case 32: return {{8, 4, 0}};
-    case 64: return {{8, 8, 0}};
-    case 128: return {{16, 8, 0}};
-    case 256: return {{16, 16, 0}};
-    case 512: return {{8, 8, 8}};
+    case 32: return {{8, 4}};
+    case 64: return {{8, 8}};
+    case 128: return {{16, 8}};
+    case 256: return {{16, 16}};
+    case 512: return {{16, 8, 4}};
     case 1024: return {{16, 8, 8}};
     case 2048: return {{16, 16, 8}};
     case 4096: return {{16, 16, 16}};
-    default: return {{0, 0, 0}};
+    case 8192: return {{16, 8, 8, 8}};
+    default: return {};
     }
 }
 

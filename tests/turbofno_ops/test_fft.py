@@ -253,10 +253,8 @@ def _refusal_on_a_cpu(x: torch.Tensor, transform: Transform) -> str | None:
     return "float64" if x.dtype.to_real() == torch.float64 else _plan.refusal(x, transform)
 
 
-def _table(
-    kernel: str, points: int, kind: int, inverse: int, precision: int, device: torch.device
-) -> torch.Tensor:
-    return _kernels.roots(points) if kernel == "mixed_radix_fft" else torch.empty(0)
+def _table(points: int, dense: tuple[int, int, int] | None, device: torch.device) -> torch.Tensor:
+    return _kernels.roots(points) if dense is None else torch.empty(0)
 
 
 @pytest.fixture
@@ -425,14 +423,21 @@ def test_pairs_of_real_values_are_aligned(kernels: Kernels) -> None:
         stored[1:601].view(6, 100)[:, :16],
         torch.as_strided(stored, (5, 6, 16), (601, 100, 1)),
         torch.as_strided(stored, (5, 3, 2, 16), (601, 200, 100, 1)),
+        # expanded dimensions around one of odd stride
+        torch.as_strided(stored, (5, 2, 7, 16), (0, 65, 0, 1)),
     ):
         kernels.launched.clear()
         kernels.memory = None
-        found = ours.rfft2(x, backend="kernels")
-        torch.testing.assert_close(found, torch.fft.rfft2(x))
-        fft = kernels.launched[0][1]
-        assert fft.in_outer % 2 == fft.in_inner % 2 == 0 or fft.inner == 1
-        assert fft.input % 8 == 0
+        found = ours.rfft(x, backend="kernels")
+        torch.testing.assert_close(found, torch.fft.rfft(x))
+        for _, fft in kernels.launched:
+            odd = (fft.outer > 1 and fft.in_outer % 2) or (fft.inner > 1 and fft.in_inner % 2)
+            assert odd or fft.input % 8 == 0
+
+
+def test_axes_beyond_the_kernels_integers_are_refused(kernels: Kernels) -> None:
+    with pytest.raises(ValueError, match="more than 1048576 points"):
+        ours.rfft(torch.randn(2, 64), n=2**32 + 64, modes=4, backend="kernels")
 
 
 def test_many_strides_are_one_copy(kernels: Kernels) -> None:

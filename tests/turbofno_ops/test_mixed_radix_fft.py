@@ -16,7 +16,7 @@ from turbofno_ops import _native
 COMPLEX, REAL_TO_COMPLEX, COMPLEX_TO_REAL = range(3)
 HALF = 3  # TURBOFNO_FP16
 SIZES = [2, 3, 4, 6, 7, 9, 12, 13, 16, 17, 22, 30, 32, 34, 60, 64, 65, 85, 100, 121, 128, 170, 225, 256, 289, 360, 420, 512, 693,
-         1024, 1105, 1155, 2048, 2401, 3125, 4096]  # fmt: skip
+         1024, 1105, 1155, 2048, 2401, 3125, 4096, 8192]  # fmt: skip
 
 
 @dataclass
@@ -206,6 +206,13 @@ def test_common_layouts(library: ctypes.CDLL, points: int) -> None:
             )
             x, got = transform(library, case, draw)
             assert error(got, expected(case, x)) < bound(case), case
+
+
+@pytest.mark.parametrize("kind", [REAL_TO_COMPLEX, COMPLEX_TO_REAL])
+def test_the_longest_real_lines(library: ctypes.CDLL, kind: int) -> None:
+    case = Case(16384, kind, kind == COMPLEX_TO_REAL, 1, 3)
+    x, got = transform(library, case, generator())
+    assert error(got, expected(case, x)) < bound(case)
 
 
 @pytest.mark.parametrize("draw", range(150))

@@ -38,30 +38,29 @@ class _Prepared:
             key: _table(*key, device)
             for key in {_key(step) for step in self.plan.steps if isinstance(step, Launch)}
         }
-        tables = sum(table.nbytes for table in self._tables.values())
-        self.nbytes = tables + _STEP_BYTES * len(self.plan.steps)
+        # the tables are counted by their own cache
+        self.nbytes = _STEP_BYTES * len(self.plan.steps)
 
     def table(self, launch: Launch) -> torch.Tensor:
         """Return the table of a launch."""
         return self._tables[_key(launch)]
 
 
-_Key = tuple[str, int, int, int, int]
+_Dense = tuple[int, int, int]
+"""Kind, inverse and precision: what a table of the dense kernel depends on, beside the points."""
 
 
-def _key(launch: Launch) -> _Key:
+def _key(launch: Launch) -> tuple[int, _Dense | None]:
     of = launch.structure
-    return launch.kernel, of.points, of.kind, of.inverse, of.precision
+    dense = (of.kind, of.inverse, of.precision) if launch.kernel == "dense_dft" else None
+    return of.points, dense
 
 
 @_tables.cached
-def _table(
-    kernel: str, points: int, kind: int, inverse: int, precision: int, device: torch.device
-) -> torch.Tensor:
+def _table(points: int, dense: _Dense | None, device: torch.device) -> torch.Tensor:
     with torch.inference_mode(False):
-        if kernel == "mixed_radix_fft":
-            return roots(points).to(device)
-        return dense_table(points, kind, inverse, precision).to(device)
+        table = roots(points) if dense is None else dense_table(points, *dense)
+        return table.to(device)
 
 
 def roots(points: int) -> torch.Tensor:

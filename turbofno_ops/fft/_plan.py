@@ -161,6 +161,9 @@ class _Builder:
         ]
         if not self._passes:
             raise _Refused("a transform of one point is a copy")
+        if any(axis.points > MOST_POINTS for axis in axes):
+            # also beyond the kernels' 32-bit integers
+            raise _Refused(f"an axis has more than {MOST_POINTS} points")
 
     def steps(self) -> list[Step]:
         """Return the steps."""
@@ -180,7 +183,7 @@ class _Builder:
         if kind == "real_to_complex" and self._strides[axis.dim] == 1:
             # kernels read pairs of real values where strides are even; parts of the batch then begin at a pair, too
             batch = zip(self._shape, self._strides, strict=True)
-            if len({stride % 2 for n, stride in batch if n > 1 and stride > 1}) > 1:
+            if len({stride % 2 for n, stride in batch if n > 1 and stride != 1}) > 1:
                 return self._strides != _contiguous(self._shape)
         shape = [*self._shape]
         shape[axis.dim] = axis.kept
@@ -460,8 +463,6 @@ def _split(
     points: int, precision: int, multiprocessors: int, shared_bytes: int
 ) -> tuple[int, int] | None:
     """Return the factors of a long axis, as equal as possible, that both have kernels, or None."""
-    if points > MOST_POINTS:
-        return None
     for first in range(math.isqrt(points), 1, -1):
         second, rest = divmod(points, first)
         factors = (Axis(0, factor, factor, 0, factor, 0) for factor in (first, second))
