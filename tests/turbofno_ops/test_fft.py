@@ -10,12 +10,14 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from tests.thorough import tried
 from tests.turbofno_ops import fft_contract
@@ -23,7 +25,7 @@ from tests.turbofno_ops.cuda_on_cpu import compile_kernels
 from tests.turbofno_ops.random_transform import Case, relative_error
 from turbofno_ops import _gemm, _native
 from turbofno_ops import fft as ours
-from turbofno_ops.fft import _choice, _functions, _kernels, _library, _plan
+from turbofno_ops.fft import _choice, _functions, _kernels, _library, _plan, _torch
 from turbofno_ops.fft._transform import KINDS, Transform
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning")
@@ -61,6 +63,59 @@ def test_gradients_equal_those_of_torch(name: str) -> None:
     towards = torch.randn_like(expected)
     (wanted,) = torch.autograd.grad(expected, x, towards)
     torch.testing.assert_close(torch.autograd.grad(found, x, towards)[0], wanted)
+
+
+@pytest.mark.parametrize("name", ours.NAMES)
+def test_transforms_of_functions_equal_those_of_torch(name: str) -> None:
+    dtype = torch.float64 if name.startswith("r") else torch.complex128
+    x, towards = torch.randn(2, 3, 6, 5, dtype=dtype)
+    found, expected = getattr(ours, name), getattr(torch.fft, name)
+
+    def cubic(transform: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return transform(x).abs().pow(3).sum()
+
+    def tangent(transform: Callable[..., torch.Tensor]) -> Any:
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(transform(forward_ad.make_dual(x, towards))).tangent
+
+    for of in (
+        lambda transform: torch.func.jvp(transform, (x,), (towards,)),
+        lambda transform: tangent(transform),
+        lambda transform: torch.func.grad(partial(cubic, transform))(x),
+        lambda transform: torch.func.vmap(transform, in_dims=1)(x),
+        lambda transform: torch.func.vmap(torch.func.grad(partial(cubic, transform)))(x),
+    ):
+        torch.testing.assert_close(of(found), of(expected))
+
+
+def test_second_derivatives_of_functions() -> None:
+    def energy(x: torch.Tensor) -> torch.Tensor:
+        return ours.irfft(ours.rfft(x, modes=3).pow(2), n=6, modes=3).pow(3).sum()
+
+    x = torch.randn(6, dtype=torch.float64)
+    expected = torch.autograd.functional.hessian(energy, x)
+    for outer, inner in itertools.product((torch.func.jacrev, torch.func.jacfwd), repeat=2):
+        torch.testing.assert_close(outer(inner(energy))(x), expected)
+
+
+def test_vmap_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes, run = [], _torch.run
+    monkeypatch.setattr(_torch, "run", lambda x, of: (shapes.append(x.shape), run(x, of))[1])
+    found = torch.func.vmap(ours.fft, in_dims=1)(torch.randn(3, 40, 8) + 0j)
+    assert found.shape == (40, 3, 8)
+    assert shapes == [(3, 40, 8)]
+
+
+def test_tangents_of_compiled_functions_are_not_lost() -> None:
+    compiled = torch.compile(ours.rfft, backend="eager")
+    x, towards = torch.randn(2, 3, 8)
+    torch.testing.assert_close(compiled(x), torch.fft.rfft(x))
+    with forward_ad.dual_level():
+        found = forward_ad.unpack_dual(compiled(forward_ad.make_dual(x, towards))).tangent
+    torch.testing.assert_close(found, torch.fft.rfft(towards))
+    whole = torch.compile(torch.func.vmap(ours.rfft), backend="eager", fullgraph=True)
+    with pytest.raises(RuntimeError, match="_functional"):
+        whole(x)
 
 
 def test_real_input_of_a_complex_transform_is_converted() -> None:
