@@ -184,6 +184,12 @@ def test_transforms_are_compiled_whole_for_any_batch() -> None:
     torch.testing.assert_close(program.module()(x), energy(x))
 
 
+def wrong(given: Any) -> Any:
+    """An argument of a type that annotations do not allow."""
+    return given
+
+
+PLANE = torch.ones(4, 4)
 WRONG: list[tuple[type[Exception], str, Callable[[], object]]] = [
     (TypeError, "must be real", lambda: ours.rfft(torch.randn(4) + 0j)),
     (TypeError, "torch.bfloat16; convert it", lambda: ours.fft(torch.randn(4).bfloat16())),
@@ -193,6 +199,30 @@ WRONG: list[tuple[type[Exception], str, Callable[[], object]]] = [
     (ValueError, "norm must be", lambda: ours.fft(torch.randn(4), norm="unitary")),
     (ValueError, "precision must be", lambda: ours.fft(torch.randn(4), precision="tf32")),
     (ValueError, "backend must be", lambda: ours.fft(torch.randn(4), backend="cufft")),
+    (ValueError, "norm must be", lambda: ours.fft(torch.randn(4), norm=wrong([]))),
+    (TypeError, "x must be a tensor, got list", lambda: ours.fft(wrong([1.0, 2.0]))),
+    (TypeError, "n must be an integer, got 2.5", lambda: ours.fft(torch.randn(4), n=wrong(2.5))),
+    (TypeError, "n must be an integer, got True", lambda: ours.fft(torch.randn(4), n=True)),
+    (TypeError, "n must be an integer, got '8'", lambda: ours.fft(torch.randn(4), n=wrong("8"))),
+    (TypeError, "s must be an integer, got array", lambda: ours.fft2(PLANE, s=wrong(np.ones(2)))),
+    (TypeError, "s must be an integer, got 4.0", lambda: ours.fft2(PLANE, s=wrong((4, 4.0)))),
+    (TypeError, "modes must be an integer", lambda: ours.rfft(PLANE, modes=wrong(2.0))),
+    (TypeError, "dim must be an integer, got 1.0", lambda: ours.fft(PLANE, dim=wrong(1.0))),
+    (
+        TypeError,
+        r"dim must be an integer, got \[0, 1\]",
+        lambda: ours.fft(PLANE, dim=wrong([0, 1])),
+    ),
+    (TypeError, r"n must be an integer, got \(4,\)", lambda: ours.fft(PLANE, n=wrong((4,)))),
+    (TypeError, "dim must name axes, got None; fftn", lambda: ours.fft(PLANE, dim=wrong(None))),
+    (
+        TypeError,
+        "dim must name axes, got None; irfftn",
+        lambda: ours.irfft2(PLANE, dim=wrong(None)),
+    ),
+    (ValueError, r"n must be below 2\^63", lambda: ours.fft(torch.randn(4), n=2**70)),
+    (ValueError, "at least 1 point, got -1", lambda: ours.fft(torch.randn(4), n=-1)),
+    (ValueError, "modes must be 1 to 4 on axis 1", lambda: ours.fft(PLANE, modes=-1)),
     (ValueError, "dim 2 is no axis", lambda: ours.fft(torch.randn(4, 4), dim=2)),
     (ValueError, "dim -3 is no axis", lambda: ours.fft(torch.randn(4, 4), dim=-3)),
     (ValueError, "names an axis twice", lambda: ours.fft2(torch.randn(4, 4), dim=(0, -2))),
@@ -217,6 +247,38 @@ def test_errors_say_what_was_wrong(
 ) -> None:
     with pytest.raises(error, match=words):
         call()
+
+
+def test_arguments_are_those_of_torch() -> None:
+    x = torch.randn(3, 4, 5)
+    for index in (np.int64(1), torch.tensor(1)):
+        torch.testing.assert_close(ours.fft(x, dim=wrong(index)), torch.fft.fft(x, dim=1))
+    torch.testing.assert_close(ours.fft(x, n=wrong(np.int32(3))), torch.fft.fft(x, n=3))
+    for name, more in (
+        ("fft2", {"s": (4, -1)}),
+        ("fft2", {"dim": (0, 1, 2)}),
+        ("fft2", {"dim": 1}),
+        ("fftn", {"s": 4, "dim": 1}),
+        ("fftn", {"dim": None}),
+        ("irfftn", {"s": torch.Size([6, 7])}),
+    ):
+        found, expected = getattr(ours, name)(x, **more), getattr(torch.fft, name)(x, **more)
+        torch.testing.assert_close(found, expected)
+
+
+def test_an_explanation_is_of_the_transform_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    axes: list[tuple[int, ...]] = []
+
+    def choose(x: torch.Tensor, transform: Transform, requested: str) -> _choice.Choice:
+        axes.append(tuple(axis.dim for axis in transform.axes))
+        return _choice.Choice("torch", "")
+
+    monkeypatch.setattr(_functions, "choose", choose)
+    monkeypatch.setattr(_library, "choose", choose)
+    for name in ours.NAMES:
+        ours.explain(name, torch.ones(3, 4, 5))
+        getattr(ours, name)(torch.ones(3, 4, 5))
+        assert axes[-1] == axes[-2] == {"t": (2,), "2": (1, 2), "n": (0, 1, 2)}[name[-1]]
 
 
 def test_docstring_examples_run() -> None:
