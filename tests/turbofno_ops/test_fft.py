@@ -171,6 +171,17 @@ def test_transforms_are_compiled_whole_for_any_batch() -> None:
     for batch in (2, 5):
         x = torch.randn(batch, 8, 9)
         torch.testing.assert_close(compiled(x), energy(x))
+    graphs: list[torch.fx.GraphModule] = []
+    any_size = torch.compile(
+        lambda x: ours.irfft(ours.rfft(x), n=x.shape[-1]),
+        fullgraph=True,
+        backend=lambda graph, _: (graphs.append(graph), graph)[1],
+        dynamic=True,
+    )
+    for points in (8, 9, 12):
+        x = torch.randn(2, points)
+        torch.testing.assert_close(any_size(x), x)
+    assert len(graphs) == 1
     batch = torch.export.Dim("batch", min=2)
 
     class Energy(torch.nn.Module):

@@ -140,17 +140,16 @@ def _counted(op: str, name: str, given: Sizes | None, dims: Sequence[int]) -> Si
 
 
 def _integer(op: str, name: str, given: Any) -> int:
-    """Return an entry of an argument as an int, symbolic ones as they are."""
+    """Return an entry of an argument as an int; symbolic ones stay symbolic, which operator.index would end."""
     found: int = given
-    if isinstance(given, torch.SymInt):
-        return found
-    try:
-        if isinstance(given, bool):
-            raise TypeError
-        found = operator.index(given)
-    except TypeError:
-        raise TypeError(f"{op}: {name} must be an integer, got {given!r}") from None
-    if abs(found) >= 2**63:
+    if isinstance(given, bool) or not isinstance(given, int | torch.SymInt):
+        try:
+            if isinstance(given, bool):
+                raise TypeError
+            found = operator.index(given)
+        except TypeError:
+            raise TypeError(f"{op}: {name} must be an integer, got {given!r}") from None
+    if not -(2**63) < found < 2**63:
         raise ValueError(f"{op}: {name} must be below 2^63, got {found}")
     return found
 
