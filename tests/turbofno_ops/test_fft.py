@@ -642,9 +642,54 @@ def test_a_fallback_on_a_gpu_is_logged_once(
     ]
 
 
+@pytest.mark.parametrize(
+    ("shape", "sizes", "calls", "copies"),
+    [
+        ((3, 9), (16,), ["irfft"], 1),
+        ((3, 5), (16,), ["irfft"], 1),
+        ((3, 8, 9), (8, 16), ["ifftn", "irfft"], 0),
+        ((3, 5, 6, 9), (5, 6, 16), ["ifftn", "irfft"], 0),
+        ((3, 5, 9), (8, 16), ["ifft", "irfft"], 0),
+        ((3, 8, 9), (8, 17), ["irfftn"], 0),
+        ((3, 2), (2,), ["irfft"], 1),
+    ],
+)
+def test_cufft_gets_real_values_where_it_mixes_imaginary_parts(
+    shape: tuple[int, ...],
+    sizes: tuple[int, ...],
+    calls: list[str],
+    copies: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    z = torch.randn(shape, dtype=torch.complex64)
+    given, found, cloned, clone = z.clone(), [], [], torch.Tensor.clone
+    expected = np.fft.irfftn(z.numpy(), s=sizes, axes=range(1, z.ndim))
+
+    class Cufft:
+        """torch.fft; its inverse of an even line takes in what it should not."""
+
+        def __getattr__(self, name: str) -> Any:
+            found.append(name)
+            return getattr(torch.fft, name)
+
+        def irfft(self, x: torch.Tensor, *, n: int, dim: int, norm: str) -> torch.Tensor:
+            found.append("irfft")
+            wrong = x.select(dim, 0).imag.abs().sum()
+            if n // 2 < x.shape[dim]:
+                wrong += x.select(dim, n // 2).imag.abs().sum()
+            return torch.fft.irfft(x, n=n, dim=dim, norm=norm) + wrong
+
+    monkeypatch.setattr(_torch, "_mixes_own_mirrors", lambda _, axis: axis.points % 2 == 0)
+    monkeypatch.setattr(_torch, "torch", SimpleNamespace(**{**vars(torch), "fft": Cufft()}))
+    monkeypatch.setattr(torch.Tensor, "clone", lambda x: (cloned.append(x), clone(x))[1])
+    field = ours.irfftn(z, s=sizes, dim=range(1, z.ndim))
+    assert relative_error(field, expected) < 1e-6
+    assert (found, len(cloned)) == (calls, copies)
+    assert torch.equal(z, given)
+
+
 def test_names_and_exports_agree() -> None:
-    assert set(ours.NAMES) <= set(ours.__all__)
-    assert _functions.NAMES == ours.NAMES
-    assert _library._NAME == "turbofno::fourier_transform"
-    for name in ours.__all__:
-        assert getattr(ours, name) is not None
+    public = {name for name, value in vars(ours).items() if callable(value) and name[0] != "_"}
+    assert set(ours.__all__) == public | {"BACKENDS", "NAMES", "PRECISIONS"}
+    assert set(ours.NAMES) == {name for name in ours.__all__ if "fft" in name}
+    assert all(callable(getattr(torch.fft, name)) for name in ours.NAMES)
