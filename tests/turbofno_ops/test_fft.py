@@ -7,6 +7,7 @@ import itertools
 import logging
 import math
 import random
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -23,7 +24,7 @@ from tests.thorough import tried
 from tests.turbofno_ops import fft_contract
 from tests.turbofno_ops.cuda_on_cpu import compile_kernels
 from tests.turbofno_ops.random_transform import Case, relative_error
-from turbofno_ops import _gemm, _native
+from turbofno_ops import _gemm, _native, used_tables
 from turbofno_ops import fft as ours
 from turbofno_ops.fft import _choice, _functions, _kernels, _library, _plan, _torch
 from turbofno_ops.fft._transform import KINDS, Transform
@@ -611,6 +612,27 @@ def test_a_repeated_transform_is_planned_once(
     ours.rfft(x, backend="kernels")
     bound = _gemm._tables.nbytes
     assert 0 < bound < 16 * 1024
+
+
+def test_used_tables_outlive_the_cache(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def table(*of: Any) -> torch.Tensor:
+        found = _table(*of)
+        made.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(_kernels, "_table", table)
+    x = torch.randn(4, 16)
+    kernels.memory = fft_contract.Memory()
+    kernels.memory.known.append(x)
+    ours.rfft(x, backend="kernels")  # makes the tables; their use counts, not their making
+    with used_tables() as tables:
+        ours.rfft(x, backend="kernels")
+    _gemm._tables._kept.clear()
+    assert made[0]() is not None
+    del tables
+    assert made[0]() is None
 
 
 def test_the_choice_is_explained(kernels: Kernels, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,6 +13,7 @@ import torch
 from tests.thorough import tried
 from tests.turbofno_ops.on_gpu import needs_kernels, poison
 from tests.turbofno_ops.random_transform import Case, relative_error
+from turbofno_ops import _gemm, used_tables
 from turbofno_ops import fft as ours
 
 pytestmark = [needs_kernels, pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning")]
@@ -226,6 +227,21 @@ def test_graphs_replay_transforms() -> None:
         x.copy_(torch.randn_like(x))
         graph.replay()
         assert torch.equal(y, chain())
+
+
+def test_a_graph_keeps_its_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(40, 421, device="cuda")
+    expected = ours.rfft(x, modes=24, backend="kernels")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with used_tables() as tables, torch.cuda.graph(graph):
+        found = ours.rfft(x, modes=24, backend="kernels")
+    monkeypatch.setattr(_gemm, "MAX_TABLE_BYTES", 0)
+    ours.rfft(x[:, :211], backend="kernels")  # evicts all tables
+    poison()
+    graph.replay()
+    assert torch.equal(found, expected)
+    assert tables
 
 
 def test_the_stream_is_that_of_the_call() -> None:
