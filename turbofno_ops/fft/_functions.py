@@ -193,7 +193,7 @@ def irfft(
     """Compute the real field of a half spectrum along one axis, the inverse of `rfft`.
 
     The imaginary parts of value 0 and, of even n, of value n // 2 are ignored. So are they in transforms over several axes,
-    after those of the other axes, at every size; cuFFT takes them in at some.
+    after those of the other axes, at every size; cuFFT takes them in at many powers of two.
 
     Args:
         x: As in `fft`: the half spectrum, or its first values. What is missing is zero and not read.
