@@ -11,6 +11,7 @@ from turbofno_ops._activations import ACTIVATIONS
 from turbofno_ops._graphs import GraphCache
 from turbofno_ops._native import NativeStatus, native_status
 from turbofno_ops._support import gpu_refusal
+from turbofno_ops._table_use import used_tables
 from turbofno_ops.description import (
     MLP,
     PRECISIONS,
@@ -68,4 +69,5 @@ __all__ = [
     "last_choice",
     "native_status",
     "spectral_conv",
+    "used_tables",
 ]

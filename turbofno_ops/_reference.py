@@ -48,8 +48,8 @@ def synthesize(
 
     Complex [*modes, batch, channels] -> real [batch, channels, *size]. The field is added in place to `onto`, a
     tensor of that shape, if given. The imaginary part of the DC and Nyquist columns after the transform of the
-    other axes is ignored, as irfftn does on a CPU. It is removed explicitly, because cuFFT does not ignore it at
-    some sizes (1D 8192 and 16384, 2D 1024x256).
+    other axes is ignored, as irfftn does on a CPU. It is removed explicitly, because cuFFT does not ignore it at many
+    powers of two.
     """
     n_dim = len(size)
     modes = z.shape[:n_dim]

@@ -22,7 +22,24 @@ def note_use(table: T) -> T:
 
 @contextmanager
 def used_tables() -> Iterator[list[object]]:
-    """Collect all tables that this thread uses within the context."""
+    """Collect the tables that calls of this thread in the block use: they live as long as the list that it returns.
+
+    Caches of tables are bounded, so that a table may be freed once others are used. A CUDA graph that is captured in
+    the block reads these tables whenever it is replayed: keep the list as long as the graph. Gradients of tensors on a
+    GPU are computed in threads of PyTorch, whose tables are not collected: `torch.autograd.set_multithreading_enabled`
+    changes that.
+
+    Returns:
+        A context manager with the list, which is filled until the block ends. Do not rely on its entries.
+
+    Example:
+        >>> x = torch.randn(8, 421, device="cuda")  # doctest: +SKIP
+        >>> fft.rfft(x, modes=24)  # makes the tables, which a capture cannot  # doctest: +SKIP
+        >>> graph = torch.cuda.CUDAGraph()  # doctest: +SKIP
+        >>> with used_tables() as tables, torch.cuda.graph(graph):  # doctest: +SKIP
+        ...     z = fft.rfft(x, modes=24)
+        >>> graph.replay()  # as long as `tables` lives  # doctest: +SKIP
+    """
     used: list[object] = []
     token = _used.set(used)
     try:

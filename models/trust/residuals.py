@@ -45,7 +45,10 @@ def burgers(u0: Tensor, u: Tensor, *, nu: float, time: float) -> Tensor:
 
 
 def _first_modes(u: Tensor, count: int) -> Tensor:
-    """The first Fourier coefficients [..., count] of u [..., points] in float64."""
+    """The first Fourier coefficients [..., count] of u [..., points], complex128.
+
+    Computed in float64, but in float32 where the kernels of `turbofno_ops.fft` are preferred for u.
+    """
     if fft.is_preferred(u, in_graph=True):
         return fft.rfft(u, norm="forward", modes=count).to(torch.complex128)
     return torch.fft.rfft(u.double(), norm="forward")[..., :count]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -71,16 +72,47 @@ def test_a_gpu_computes_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     torch.testing.assert_close(function(x.cuda()).cpu(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_other_dtypes_and_small_tensors_stay_with_torch() -> None:
-    def given(dtype: torch.dtype, count: int, *, on_gpu: bool = True) -> Any:
-        return SimpleNamespace(is_cuda=on_gpu, dtype=dtype, numel=lambda: count)
+def given(dtype: torch.dtype, count: int, *, on_gpu: bool = True) -> Any:
+    device = torch.device("cuda", 0)
+    return SimpleNamespace(is_cuda=on_gpu, dtype=dtype, numel=lambda: count, device=device)
 
-    many = _preferred.LEAST_VALUES
-    assert fft.transforms_for(given(torch.float32, many)) is fft
+
+MANY = _preferred.LEAST_VALUES
+
+
+def test_other_dtypes_and_small_tensors_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_preferred, "gpu_refusal", lambda _: None)
+    assert fft.transforms_for(given(torch.float32, MANY)) is fft
     assert fft.transforms_for(given(torch.complex64, 1), in_graph=True) is fft
     for other in (
-        given(torch.float32, many - 1),
-        given(torch.float64, many),
-        given(torch.float32, many, on_gpu=False),
+        given(torch.float32, MANY - 1),
+        given(torch.float64, MANY),
+        given(torch.float32, MANY, on_gpu=False),
     ):
         assert fft.transforms_for(other) is torch.fft
+
+
+def test_a_gpu_without_kernels_stays_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_preferred, "gpu_refusal", lambda _: "they are not built")
+    for in_graph in (False, True):
+        assert fft.transforms_for(given(torch.float32, MANY), in_graph=in_graph) is torch.fft
+
+
+def test_the_choice_is_compiled_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_preferred(x: torch.Tensor, *, in_graph: bool = False) -> bool:
+        return _preferred._kernels_run(torch.device("cuda", 0))
+
+    # dynamo cannot trace the search for a library: the answer is a constant
+    monkeypatch.setattr(
+        _preferred, "gpu_refusal", lambda _: None if os.stat(__file__).st_size else "empty"
+    )
+    monkeypatch.setattr(_preferred, "is_preferred", is_preferred)
+    x = torch.randn(2, 3, 8, 9, 11)
+    graphs: list[torch.fx.GraphModule] = []
+    compiled = torch.compile(
+        lambda x: resample(x, (9, 8, 12)),
+        backend=lambda graph, _: (graphs.append(graph), graph)[1],
+        fullgraph=True,
+    )
+    torch.testing.assert_close(compiled(x), resample(x, (9, 8, 12)))
+    assert "fourier_transform" in graphs[0].code

@@ -7,23 +7,26 @@ import itertools
 import logging
 import math
 import random
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from tests.thorough import tried
 from tests.turbofno_ops import fft_contract
 from tests.turbofno_ops.cuda_on_cpu import compile_kernels
 from tests.turbofno_ops.random_transform import Case, relative_error
-from turbofno_ops import _gemm, _native
+from turbofno_ops import _gemm, _native, used_tables
 from turbofno_ops import fft as ours
-from turbofno_ops.fft import _choice, _functions, _kernels, _library, _plan
+from turbofno_ops.fft import _choice, _functions, _kernels, _library, _plan, _torch
 from turbofno_ops.fft._transform import KINDS, Transform
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning")
@@ -61,6 +64,59 @@ def test_gradients_equal_those_of_torch(name: str) -> None:
     towards = torch.randn_like(expected)
     (wanted,) = torch.autograd.grad(expected, x, towards)
     torch.testing.assert_close(torch.autograd.grad(found, x, towards)[0], wanted)
+
+
+@pytest.mark.parametrize("name", ours.NAMES)
+def test_transforms_of_functions_equal_those_of_torch(name: str) -> None:
+    dtype = torch.float64 if name.startswith("r") else torch.complex128
+    x, towards = torch.randn(2, 3, 6, 5, dtype=dtype)
+    found, expected = getattr(ours, name), getattr(torch.fft, name)
+
+    def cubic(transform: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return transform(x).abs().pow(3).sum()
+
+    def tangent(transform: Callable[..., torch.Tensor]) -> Any:
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(transform(forward_ad.make_dual(x, towards))).tangent
+
+    for of in (
+        lambda transform: torch.func.jvp(transform, (x,), (towards,)),
+        lambda transform: tangent(transform),
+        lambda transform: torch.func.grad(partial(cubic, transform))(x),
+        lambda transform: torch.func.vmap(transform, in_dims=1)(x),
+        lambda transform: torch.func.vmap(torch.func.grad(partial(cubic, transform)))(x),
+    ):
+        torch.testing.assert_close(of(found), of(expected))
+
+
+def test_second_derivatives_of_functions() -> None:
+    def energy(x: torch.Tensor) -> torch.Tensor:
+        return ours.irfft(ours.rfft(x, modes=3).pow(2), n=6, modes=3).pow(3).sum()
+
+    x = torch.randn(6, dtype=torch.float64)
+    expected = torch.autograd.functional.hessian(energy, x)
+    for outer, inner in itertools.product((torch.func.jacrev, torch.func.jacfwd), repeat=2):
+        torch.testing.assert_close(outer(inner(energy))(x), expected)
+
+
+def test_vmap_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes, run = [], _torch.run
+    monkeypatch.setattr(_torch, "run", lambda x, of: (shapes.append(x.shape), run(x, of))[1])
+    found = torch.func.vmap(ours.fft, in_dims=1)(torch.randn(3, 40, 8) + 0j)
+    assert found.shape == (40, 3, 8)
+    assert shapes == [(3, 40, 8)]
+
+
+def test_tangents_of_compiled_functions_are_not_lost() -> None:
+    compiled = torch.compile(ours.rfft, backend="eager")
+    x, towards = torch.randn(2, 3, 8)
+    torch.testing.assert_close(compiled(x), torch.fft.rfft(x))
+    with forward_ad.dual_level():
+        found = forward_ad.unpack_dual(compiled(forward_ad.make_dual(x, towards))).tangent
+    torch.testing.assert_close(found, torch.fft.rfft(towards))
+    whole = torch.compile(torch.func.vmap(ours.rfft), backend="eager", fullgraph=True)
+    with pytest.raises(RuntimeError, match="_functional"):
+        whole(x)
 
 
 def test_real_input_of_a_complex_transform_is_converted() -> None:
@@ -116,6 +172,17 @@ def test_transforms_are_compiled_whole_for_any_batch() -> None:
     for batch in (2, 5):
         x = torch.randn(batch, 8, 9)
         torch.testing.assert_close(compiled(x), energy(x))
+    graphs: list[torch.fx.GraphModule] = []
+    any_size = torch.compile(
+        lambda x: ours.irfft(ours.rfft(x), n=x.shape[-1]),
+        fullgraph=True,
+        backend=lambda graph, _: (graphs.append(graph), graph)[1],
+        dynamic=True,
+    )
+    for points in (8, 9, 12):
+        x = torch.randn(2, points)
+        torch.testing.assert_close(any_size(x), x)
+    assert len(graphs) == 1
     batch = torch.export.Dim("batch", min=2)
 
     class Energy(torch.nn.Module):
@@ -129,6 +196,12 @@ def test_transforms_are_compiled_whole_for_any_batch() -> None:
     torch.testing.assert_close(program.module()(x), energy(x))
 
 
+def wrong(given: Any) -> Any:
+    """An argument of a type that annotations do not allow."""
+    return given
+
+
+PLANE = torch.ones(4, 4)
 WRONG: list[tuple[type[Exception], str, Callable[[], object]]] = [
     (TypeError, "must be real", lambda: ours.rfft(torch.randn(4) + 0j)),
     (TypeError, "torch.bfloat16; convert it", lambda: ours.fft(torch.randn(4).bfloat16())),
@@ -138,6 +211,30 @@ WRONG: list[tuple[type[Exception], str, Callable[[], object]]] = [
     (ValueError, "norm must be", lambda: ours.fft(torch.randn(4), norm="unitary")),
     (ValueError, "precision must be", lambda: ours.fft(torch.randn(4), precision="tf32")),
     (ValueError, "backend must be", lambda: ours.fft(torch.randn(4), backend="cufft")),
+    (ValueError, "norm must be", lambda: ours.fft(torch.randn(4), norm=wrong([]))),
+    (TypeError, "x must be a tensor, got list", lambda: ours.fft(wrong([1.0, 2.0]))),
+    (TypeError, "n must be an integer, got 2.5", lambda: ours.fft(torch.randn(4), n=wrong(2.5))),
+    (TypeError, "n must be an integer, got True", lambda: ours.fft(torch.randn(4), n=True)),
+    (TypeError, "n must be an integer, got '8'", lambda: ours.fft(torch.randn(4), n=wrong("8"))),
+    (TypeError, "s must be an integer, got array", lambda: ours.fft2(PLANE, s=wrong(np.ones(2)))),
+    (TypeError, "s must be an integer, got 4.0", lambda: ours.fft2(PLANE, s=wrong((4, 4.0)))),
+    (TypeError, "modes must be an integer", lambda: ours.rfft(PLANE, modes=wrong(2.0))),
+    (TypeError, "dim must be an integer, got 1.0", lambda: ours.fft(PLANE, dim=wrong(1.0))),
+    (
+        TypeError,
+        r"dim must be an integer, got \[0, 1\]",
+        lambda: ours.fft(PLANE, dim=wrong([0, 1])),
+    ),
+    (TypeError, r"n must be an integer, got \(4,\)", lambda: ours.fft(PLANE, n=wrong((4,)))),
+    (TypeError, "dim must name axes, got None; fftn", lambda: ours.fft(PLANE, dim=wrong(None))),
+    (
+        TypeError,
+        "dim must name axes, got None; irfftn",
+        lambda: ours.irfft2(PLANE, dim=wrong(None)),
+    ),
+    (ValueError, r"n must be below 2\^63", lambda: ours.fft(torch.randn(4), n=2**70)),
+    (ValueError, "at least 1 point, got -1", lambda: ours.fft(torch.randn(4), n=-1)),
+    (ValueError, "modes must be 1 to 4 on axis 1", lambda: ours.fft(PLANE, modes=-1)),
     (ValueError, "dim 2 is no axis", lambda: ours.fft(torch.randn(4, 4), dim=2)),
     (ValueError, "dim -3 is no axis", lambda: ours.fft(torch.randn(4, 4), dim=-3)),
     (ValueError, "names an axis twice", lambda: ours.fft2(torch.randn(4, 4), dim=(0, -2))),
@@ -162,6 +259,38 @@ def test_errors_say_what_was_wrong(
 ) -> None:
     with pytest.raises(error, match=words):
         call()
+
+
+def test_arguments_are_those_of_torch() -> None:
+    x = torch.randn(3, 4, 5)
+    for index in (np.int64(1), torch.tensor(1)):
+        torch.testing.assert_close(ours.fft(x, dim=wrong(index)), torch.fft.fft(x, dim=1))
+    torch.testing.assert_close(ours.fft(x, n=wrong(np.int32(3))), torch.fft.fft(x, n=3))
+    for name, more in (
+        ("fft2", {"s": (4, -1)}),
+        ("fft2", {"dim": (0, 1, 2)}),
+        ("fft2", {"dim": 1}),
+        ("fftn", {"s": 4, "dim": 1}),
+        ("fftn", {"dim": None}),
+        ("irfftn", {"s": torch.Size([6, 7])}),
+    ):
+        found, expected = getattr(ours, name)(x, **more), getattr(torch.fft, name)(x, **more)
+        torch.testing.assert_close(found, expected)
+
+
+def test_an_explanation_is_of_the_transform_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    axes: list[tuple[int, ...]] = []
+
+    def choose(x: torch.Tensor, transform: Transform, requested: str) -> _choice.Choice:
+        axes.append(tuple(axis.dim for axis in transform.axes))
+        return _choice.Choice("torch", "")
+
+    monkeypatch.setattr(_functions, "choose", choose)
+    monkeypatch.setattr(_library, "choose", choose)
+    for name in ours.NAMES:
+        ours.explain(name, torch.ones(3, 4, 5))
+        getattr(ours, name)(torch.ones(3, 4, 5))
+        assert axes[-1] == axes[-2] == {"t": (2,), "2": (1, 2), "n": (0, 1, 2)}[name[-1]]
 
 
 def test_docstring_examples_run() -> None:
@@ -490,6 +619,27 @@ def test_a_repeated_transform_is_planned_once(
     assert 0 < bound < 16 * 1024
 
 
+def test_used_tables_outlive_the_cache(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def table(*of: Any) -> torch.Tensor:
+        found = _table(*of)
+        made.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(_kernels, "_table", table)
+    x = torch.randn(4, 16)
+    kernels.memory = fft_contract.Memory()
+    kernels.memory.known.append(x)
+    ours.rfft(x, backend="kernels")  # makes the tables; their use counts, not their making
+    with used_tables() as tables:
+        ours.rfft(x, backend="kernels")
+    _gemm._tables._kept.clear()
+    assert made[0]() is not None
+    del tables
+    assert made[0]() is None
+
+
 def test_the_choice_is_explained(kernels: Kernels, caplog: pytest.LogCaptureFixture) -> None:
     x = torch.randn(3, 2039)
     assert "2039 points" in ours.explain("rfft", x).reason
@@ -519,9 +669,54 @@ def test_a_fallback_on_a_gpu_is_logged_once(
     ]
 
 
+@pytest.mark.parametrize(
+    ("shape", "sizes", "calls", "copies"),
+    [
+        ((3, 9), (16,), ["irfft"], 1),
+        ((3, 5), (16,), ["irfft"], 1),
+        ((3, 8, 9), (8, 16), ["ifftn", "irfft"], 0),
+        ((3, 5, 6, 9), (5, 6, 16), ["ifftn", "irfft"], 0),
+        ((3, 5, 9), (8, 16), ["ifft", "irfft"], 0),
+        ((3, 8, 9), (8, 17), ["irfftn"], 0),
+        ((3, 2), (2,), ["irfft"], 1),
+    ],
+)
+def test_cufft_gets_real_values_where_it_mixes_imaginary_parts(
+    shape: tuple[int, ...],
+    sizes: tuple[int, ...],
+    calls: list[str],
+    copies: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    z = torch.randn(shape, dtype=torch.complex64)
+    given, found, cloned, clone = z.clone(), [], [], torch.Tensor.clone
+    expected = np.fft.irfftn(z.numpy(), s=sizes, axes=range(1, z.ndim))
+
+    class Cufft:
+        """torch.fft; its inverse of an even line takes in what it should not."""
+
+        def __getattr__(self, name: str) -> Any:
+            found.append(name)
+            return getattr(torch.fft, name)
+
+        def irfft(self, x: torch.Tensor, *, n: int, dim: int, norm: str) -> torch.Tensor:
+            found.append("irfft")
+            wrong = x.select(dim, 0).imag.abs().sum()
+            if n // 2 < x.shape[dim]:
+                wrong += x.select(dim, n // 2).imag.abs().sum()
+            return torch.fft.irfft(x, n=n, dim=dim, norm=norm) + wrong
+
+    monkeypatch.setattr(_torch, "_mixes_own_mirrors", lambda _, axis: axis.points % 2 == 0)
+    monkeypatch.setattr(_torch, "torch", SimpleNamespace(**{**vars(torch), "fft": Cufft()}))
+    monkeypatch.setattr(torch.Tensor, "clone", lambda x: (cloned.append(x), clone(x))[1])
+    field = ours.irfftn(z, s=sizes, dim=range(1, z.ndim))
+    assert relative_error(field, expected) < 1e-6
+    assert (found, len(cloned)) == (calls, copies)
+    assert torch.equal(z, given)
+
+
 def test_names_and_exports_agree() -> None:
-    assert set(ours.NAMES) <= set(ours.__all__)
-    assert _functions.NAMES == ours.NAMES
-    assert _library._NAME == "turbofno::fourier_transform"
-    for name in ours.__all__:
-        assert getattr(ours, name) is not None
+    public = {name for name, value in vars(ours).items() if callable(value) and name[0] != "_"}
+    assert set(ours.__all__) == public | {"BACKENDS", "NAMES", "PRECISIONS"}
+    assert set(ours.NAMES) == {name for name in ours.__all__ if "fft" in name}
+    assert all(callable(getattr(torch.fft, name)) for name in ours.NAMES)

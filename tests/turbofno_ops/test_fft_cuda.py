@@ -13,6 +13,7 @@ import torch
 from tests.thorough import tried
 from tests.turbofno_ops.on_gpu import needs_kernels, poison
 from tests.turbofno_ops.random_transform import Case, relative_error
+from turbofno_ops import _gemm, used_tables
 from turbofno_ops import fft as ours
 
 pytestmark = [needs_kernels, pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning")]
@@ -133,17 +134,27 @@ def test_long_axes(points: int, precision: str) -> None:
         assert relative_error(found.cpu(), expected) < limit
 
 
-@pytest.mark.parametrize("shape", [(2, 8192), (2, 16384), (2, 1024, 256), (2, 256, 256)])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *((3, points) for points in (128, 8192, 16384, 96, 1000, 9, 85, 421, 2187, 3003, 10007)),
+        *((2, 1024, 256), (2, 256, 256), (2, 64, 85), (2, 6, 35, 128)),
+    ],
+)
 def test_imaginary_parts_of_own_mirror_images_are_ignored(shape: tuple[int, ...]) -> None:
-    """At these sizes cuFFT takes them in."""
+    """cuFFT takes them in at many powers of two."""
     *others, last = shape
-    z = torch.randn(*others, last // 2 + 1, dtype=torch.complex64)
-    for backend in ("auto", "torch"):
-        found = ours.irfftn(z.cuda(), s=shape[1:], backend=backend)
-        expected = np.fft.irfftn(
-            z.numpy().astype(np.complex128), s=shape[1:], axes=range(1, len(shape))
-        )
+    z = torch.randn(*others, last // 2 + 1, dtype=torch.complex128)
+    expected = np.fft.irfftn(z.numpy(), s=shape[1:], axes=range(1, len(shape)))
+    for backend, dtype in (
+        ("auto", torch.complex64),
+        ("torch", torch.complex64),
+        ("torch", torch.complex128),
+    ):
+        given = z.to("cuda", dtype)
+        found = ours.irfftn(given, s=shape[1:], backend=backend)
         assert relative_error(found.cpu(), expected) < 1e-6
+        assert torch.equal(given, z.to("cuda", dtype)), "the argument is not written to"
 
 
 @pytest.mark.parametrize("points", [64, 61, 421, 1000, 8192])
@@ -218,15 +229,43 @@ def test_graphs_replay_transforms() -> None:
         assert torch.equal(y, chain())
 
 
-def test_streams_and_devices_are_those_of_the_call() -> None:
+def test_a_graph_keeps_its_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(40, 421, device="cuda")
+    expected = ours.rfft(x, modes=24, backend="kernels")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with used_tables() as tables, torch.cuda.graph(graph):
+        found = ours.rfft(x, modes=24, backend="kernels")
+    monkeypatch.setattr(_gemm, "MAX_TABLE_BYTES", 0)
+    ours.rfft(x[:, :211], backend="kernels")  # evicts all tables
+    poison()
+    graph.replay()
+    assert torch.equal(found, expected)
+    assert tables
+
+
+def test_the_stream_is_that_of_the_call() -> None:
     x = torch.randn(64, 421, device="cuda")
-    expected = ours.rfft(x, backend="kernels")
+    later = torch.randn_like(x)
+    expected = ours.rfft(later, backend="kernels")
+    torch.cuda.synchronize()
     stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
+        # a kernel on another stream would read x before it is written
+        torch.cuda._sleep(100_000_000)
+        x.copy_(later)
         found = ours.rfft(x, backend="kernels")
     stream.synchronize()
     assert torch.equal(found, expected)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_the_device_is_that_of_the_tensor() -> None:
+    x = torch.randn(64, 421, device="cuda:0")
+    expected = ours.rfft(x, backend="kernels")
+    found = ours.rfft(x.to("cuda:1"), backend="kernels")
+    assert found.device == torch.device("cuda", 1)
+    assert torch.equal(found.cpu(), expected.cpu())
 
 
 def test_gradients_equal_those_of_torch() -> None:

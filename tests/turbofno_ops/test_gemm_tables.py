@@ -7,8 +7,7 @@ from collections import OrderedDict
 import pytest
 import torch
 
-from turbofno_ops import _gemm, spectral_conv
-from turbofno_ops._table_use import used_tables
+from turbofno_ops import _gemm, spectral_conv, used_tables
 
 
 def test_tables_are_kept_and_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -39,13 +41,13 @@ def transform_of(
     """Return x as the op takes it, and the description of the transform.
 
     Raises:
-        TypeError: Unsupported dtype.
+        TypeError: An argument of the wrong type, or an unsupported dtype.
         ValueError: Everything else.
     """
     _check_names(op, norm, precision, backend)
     x = _typed(op, x, kind, precision)
     dims = _dimensions(op, x, dims, sizes, modes)
-    sizes = _counted(op, "s", sizes, dims)
+    sizes = _counted(op, "n" if op.endswith("fft") else "s", sizes, dims)
     modes = _counted(op, "modes", modes, dims)
     axes = []
     for at, (dim, size, kept) in enumerate(zip(dims, sizes, modes, strict=True)):
@@ -63,7 +65,7 @@ def transform_of(
 
 
 def _check_names(op: str, norm: str | None, precision: str, backend: str) -> None:
-    if norm not in _SCALINGS:
+    if not isinstance(norm, str | None) or norm not in _SCALINGS:
         raise ValueError(f"{op}: norm must be None, 'backward', 'ortho' or 'forward', got {norm!r}")
     if precision not in PRECISIONS:
         raise ValueError(f"{op}: precision must be one of {PRECISIONS}, got {precision!r}")
@@ -73,6 +75,10 @@ def _check_names(op: str, norm: str | None, precision: str, backend: str) -> Non
 
 def _typed(op: str, x: torch.Tensor, kind: str, precision: str) -> torch.Tensor:
     """Return x, complex if the transform is of complex values."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(
+            f"{op}: x must be a tensor, got {type(x).__name__}; pass torch.as_tensor(x)"
+        )
     if real_of(x.dtype) not in _REALS[precision]:
         expected = " or ".join(
             str(one)
@@ -100,6 +106,10 @@ def _dimensions(
 ) -> list[int]:
     """Return the transformed dimensions, counted from the front."""
     if dims is None:
+        if not op.endswith("n"):
+            raise TypeError(
+                f"{op}: dim must name axes, got None; {op.rstrip('2')}n takes None for all"
+            )
         named = next((one for one in (sizes, modes) if one is not None), None)
         count = x.ndim if named is None else len(named)
         if count > x.ndim:
@@ -107,6 +117,7 @@ def _dimensions(
         dims = range(x.ndim - count, x.ndim)
     if not dims:
         raise ValueError(f"{op}: dim names no axis of x, shape {list(x.shape)}")
+    dims = [_integer(op, "dim", dim) for dim in dims]
     for dim in dims:
         if not -x.ndim <= dim < x.ndim:
             raise ValueError(f"{op}: dim {dim} is no axis of x, shape {list(x.shape)}")
@@ -117,14 +128,30 @@ def _dimensions(
 
 
 def _counted(op: str, name: str, given: Sizes | None, dims: Sequence[int]) -> Sizes:
-    """Return one entry for each axis; None and, as in torch.fft, -1 mean the default."""
+    """Return one entry for each axis; None and, as in torch.fft, -1 of `s` mean the default."""
     if given is None:
         return [None] * len(dims)
-    if len(given) != len(dims):
+    entries = [None if one is None else _integer(op, name, one) for one in given]
+    if len(entries) != len(dims):
         raise ValueError(
-            f"{op}: {name} must have {len(dims)} entries, one for each axis, got {tuple(given)}"
+            f"{op}: {name} must have {len(dims)} entries, one for each axis, got {tuple(entries)}"
         )
-    return [None if one is None or one == -1 else one for one in given]
+    return [None if name == "s" and one == -1 else one for one in entries]
+
+
+def _integer(op: str, name: str, given: Any) -> int:
+    """Return an entry of an argument as an int; symbolic ones stay symbolic, which operator.index would end."""
+    found: int = given
+    if isinstance(given, bool) or not isinstance(given, int | torch.SymInt):
+        try:
+            if isinstance(given, bool):
+                raise TypeError
+            found = operator.index(given)
+        except TypeError:
+            raise TypeError(f"{op}: {name} must be an integer, got {given!r}") from None
+    if not -(2**63) < found < 2**63:
+        raise ValueError(f"{op}: {name} must be below 2^63, got {found}")
+    return found
 
 
 def _check_points(op: str, dim: int, points: int, given: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -39,17 +40,20 @@ def _described(
         x,
         kind=kind,
         inverse=inverse,
-        sizes=_several(sizes),
-        dims=[dim] if isinstance(dim, int) else dim,
+        sizes=_listed(name, sizes),
+        dims=_listed(name, dim),
         norm=norm,
-        modes=_several(modes),
+        modes=_listed(name, modes),
         precision=precision,
         backend=backend,
     )
 
 
-def _several(given: Sequence[int | None] | int | None) -> Sequence[int | None] | None:
-    return given if given is None or isinstance(given, Sequence) else [given]
+def _listed(name: str, given: Any) -> Sequence[Any] | None:
+    """Return the entries of an argument; transforms over one axis take one integer, not a list of them."""
+    if given is None:
+        return None
+    return given if isinstance(given, Sequence) and not name.endswith("fft") else [given]
 
 
 def _run(
@@ -94,7 +98,7 @@ def fft(
         Complex, the shape of x with `modes` or n values along the axis.
 
     Raises:
-        TypeError: Unsupported dtype.
+        TypeError: Unsupported dtype; x is no tensor; or n, dim or modes is no integer.
         ValueError: Axes, sizes or modes that do not fit, an unknown name, or 'kernels' for a transform that they do not
             support.
 
@@ -189,7 +193,7 @@ def irfft(
     """Compute the real field of a half spectrum along one axis, the inverse of `rfft`.
 
     The imaginary parts of value 0 and, of even n, of value n // 2 are ignored. So are they in transforms over several axes,
-    after those of the other axes, at every size; cuFFT takes them in at some.
+    after those of the other axes, at every size; cuFFT takes them in at many powers of two.
 
     Args:
         x: As in `fft`: the half spectrum, or its first values. What is missing is zero and not read.
@@ -511,7 +515,7 @@ def explain(
         name: One of `NAMES`, as 'rfft2'.
         x: As in the transform.
         sizes: `n` or `s` of the transform.
-        dim: As in the transform.
+        dim: As in the transform; None for its default.
         norm: As in the transform.
         modes: As in the transform.
         precision: As in the transform.

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
+from torch.autograd import forward_ad
 from torch.library import Library
 
 from turbofno_ops._implementations import add_implementation
@@ -29,7 +31,7 @@ _library.define(
 def call(x: torch.Tensor, transform: Transform, backend: str) -> torch.Tensor:
     """Call the registered op."""
     axes = transform.axes
-    result: torch.Tensor = torch.ops.turbofno.fourier_transform(
+    return _apply(
         x,
         transform.kind,
         transform.inverse,
@@ -41,7 +43,20 @@ def call(x: torch.Tensor, transform: Transform, backend: str) -> torch.Tensor:
         transform.scaling,
         backend,
     )
+
+
+def _apply(x: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    functional = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    run = _functional if functional else torch.ops.turbofno.fourier_transform
+    result: torch.Tensor = run(x, *arguments)
     return result
+
+
+@_disable_dynamo
+def _functional(x: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    """Run what torch.compile does not trace: callers run uncompiled, or raise with fullgraph=True."""
+    found: torch.Tensor = _Functional.apply(x, *arguments)  # type: ignore[no-untyped-call]
+    return found
 
 
 def _described(
@@ -99,6 +114,32 @@ def _differentiate(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, .
     if transform.kind == "complex_to_real":
         found = _weighted(found, transform.axes[-1], inverse=False)
     return found, *[None] * 9
+
+
+class _Functional(torch.autograd.Function):
+    """The op for torch.func and forward mode: gradients registered with an op fail in the one, and are zero in the other."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        found: torch.Tensor = torch.ops.turbofno.fourier_transform(x, *arguments)
+        return found
+
+    setup_context = staticmethod(_save)
+    backward = staticmethod(_differentiate)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, *_: None) -> torch.Tensor:
+        return call(tangent, ctx.transform, ctx.backend)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int, ...], x: torch.Tensor, *arguments: Any
+    ) -> tuple[torch.Tensor, int]:
+        """Transform the whole batch in one call; its dimension stays where it is."""
+        del info
+        batch, (kind, inverse, dims, *rest) = in_dims[0], arguments
+        dims = [dim + (dim >= batch) for dim in dims]
+        return _apply(x, kind, inverse, dims, *rest), batch
 
 
 def _weighted(spectrum: torch.Tensor, axis: Axis, *, inverse: bool) -> torch.Tensor:

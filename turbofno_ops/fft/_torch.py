@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from turbofno_ops.fft._transform import Axis, Transform, real_of
@@ -18,15 +20,32 @@ def run(x: torch.Tensor, transform: Transform) -> torch.Tensor:
     """Return the transform of x; the imaginary part of its own mirror images in a half spectrum is ignored."""
     if real_of(x.dtype) == torch.float16:
         wide = x.to(torch.complex64 if x.is_complex() else torch.float32)
-        return run(wide, transform).to(transform.dtype(x.dtype))
+        return _run(wide, transform, owned=True).to(transform.dtype(x.dtype))
+    return _run(x, transform, owned=False)
+
+
+def _run(x: torch.Tensor, transform: Transform, *, owned: bool) -> torch.Tensor:
+    """Return the transform of x; writes to x only if it is `owned`."""
     norm = _NORMS[transform.scaling][transform.inverse]
-    if all(_is_whole(axis, kind) for axis, kind in transform.passes) and not (
-        x.is_cuda and transform.kind == "complex_to_real"
-    ):
+    mixes = transform.kind == "complex_to_real" and _mixes_own_mirrors(x, transform.axes[-1])
+    if all(_is_whole(axis, kind) for axis, kind in transform.passes) and not mixes:
         return _whole(x, transform, norm)
-    for axis, kind in transform.passes:
-        x = _along(x, axis, kind, transform.inverse, norm)
+    for whole, passes in itertools.groupby(transform.passes, _is_whole_and_complex):
+        if whole:
+            dims = [axis.dim for axis, _ in passes]
+            x = (torch.fft.ifftn if transform.inverse else torch.fft.fftn)(x, dim=dims, norm=norm)
+            owned = True
+            continue
+        for axis, kind in passes:
+            if kind == "complex_to_real" and mixes:
+                x = _own_mirrors_real(x if owned else x.clone(), axis)
+            x = _along(x, axis, kind, transform.inverse, norm)
+            owned = True
     return x
+
+
+def _is_whole_and_complex(of: tuple[Axis, str]) -> bool:
+    return of[1] == "complex" and _is_whole(*of)
 
 
 def _is_whole(axis: Axis, kind: str) -> bool:
@@ -61,7 +80,7 @@ def _along(x: torch.Tensor, axis: Axis, kind: str, inverse: bool, norm: str) -> 
     if kind == "real_to_complex":
         y = torch.fft.rfft(x, n=points, dim=dim, norm=norm)
     elif kind == "complex_to_real":
-        y = torch.fft.irfft(_own_mirrors_real(x, axis), n=points, dim=dim, norm=norm)
+        y = torch.fft.irfft(x, n=points, dim=dim, norm=norm)
     else:
         y = (torch.fft.ifft if inverse else torch.fft.fft)(x, n=points, dim=dim, norm=norm)
     if axis.kept == y.shape[dim]:
@@ -72,15 +91,15 @@ def _along(x: torch.Tensor, axis: Axis, kind: str, inverse: bool, norm: str) -> 
     return torch.cat([head, y.narrow(dim, y.shape[dim] - axis.out_tail, axis.out_tail)], dim=dim)
 
 
-def _own_mirrors_real(x: torch.Tensor, axis: Axis) -> torch.Tensor:
-    """Return x without the imaginary parts of value 0 and of the Nyquist value.
+def _mixes_own_mirrors(x: torch.Tensor, axis: Axis) -> bool:
+    """Return True where the imaginary parts of value 0 and of the Nyquist value may reach a real line.
 
-    cuFFT does not ignore them at some sizes (1D 8192 and 16384, 2D 1024x256).
+    They do in cuFFT at many powers of two. It packs even lines into complex ones of half their size; odd lines it cannot.
     """
-    if not x.is_cuda:
-        return x
-    x = x.clone()
-    for value in {0, axis.points // 2} if axis.points % 2 == 0 else {0}:
-        if value < axis.given:
-            x.select(axis.dim, value).imag.zero_()
+    return x.is_cuda and axis.points % 2 == 0
+
+
+def _own_mirrors_real(x: torch.Tensor, axis: Axis) -> torch.Tensor:
+    """Write zeros to the imaginary parts of value 0 and of the Nyquist value of an even line, if it is given."""
+    x.movedim(axis.dim, -1)[..., :: axis.points // 2].imag.zero_()
     return x

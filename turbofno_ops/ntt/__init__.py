@@ -7,6 +7,7 @@ nothing checks: others give results that differ between backends.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -164,15 +165,33 @@ def from_integers(values: Sequence[Any], prime: int = GOLDILOCKS) -> torch.Tenso
         prime: BABY_BEAR or GOLDILOCKS.
 
     Raises:
-        ValueError: Another prime.
+        TypeError: A value is no integer, or `values` no sequence.
+        ValueError: Another prime, or sequences of different lengths.
 
     Example:
         >>> from_integers([-1, 2**64])
         tensor([-4294967296,  4294967295])
     """
     _field_name("from_integers", prime)
-    residues = np.array(values, dtype=object) % prime
+    residues = _integers(values) % prime
     return torch.from_numpy(residues.astype(np.uint64).view(np.int64))
+
+
+def _integers(values: Sequence[Any]) -> np.ndarray[tuple[int, ...], np.dtype[np.object_]]:
+    op = "from_integers"
+    ragged = f"{op}: sequences must have equal lengths and depths"
+    try:
+        found = np.array(values, dtype=object)
+    except ValueError as error:
+        raise ValueError(ragged) from error
+    if found.ndim == 0:
+        raise TypeError(f"{op}: values must be a sequence of integers, got {values!r}")
+    for value in found.flat:
+        if isinstance(value, list | tuple):
+            raise ValueError(f"{ragged}, got {value!r} beside others")
+        if not isinstance(value, numbers.Integral):
+            raise TypeError(f"{op}: values must be integers, got {value!r}")
+    return found
 
 
 def to_integers(x: torch.Tensor) -> Any:
@@ -188,8 +207,7 @@ def to_integers(x: torch.Tensor) -> Any:
         >>> to_integers(from_integers([-1, 2**64]))
         [18446744069414584320, 4294967295]
     """
-    if x.dtype != torch.int64:
-        raise TypeError(f"to_integers: x must be int64, got {x.dtype}")
+    _check_tensor("to_integers", "x", x)
     return x.contiguous().cpu().numpy().view(np.uint64).tolist()
 
 
@@ -213,10 +231,7 @@ def _checked(op: str, prime: int, backend: str, **tensors: torch.Tensor) -> str:
     if backend != "auto" and backend not in BACKENDS:
         raise ValueError(f"{op}: backend must be 'auto' or one of {BACKENDS}, got {backend!r}")
     for which, x in tensors.items():
-        if x.dtype != torch.int64:
-            raise TypeError(
-                f"{op}: {which} must be int64, got {x.dtype}; from_integers converts Python integers"
-            )
+        _check_tensor(op, which, x)
         points = x.shape[-1] if x.ndim else 0
         if points not in {1 << bits for bits in range(_MIN_BITS, _MAX_BITS + 1)}:
             raise ValueError(
@@ -226,8 +241,19 @@ def _checked(op: str, prime: int, backend: str, **tensors: torch.Tensor) -> str:
     return name
 
 
+def _check_tensor(op: str, which: str, x: torch.Tensor) -> None:
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(
+            f"{op}: {which} must be a tensor, got {type(x).__name__}; from_integers converts Python integers"
+        )
+    if x.dtype != torch.int64:
+        raise TypeError(
+            f"{op}: {which} must be int64, got {x.dtype}; from_integers converts Python integers"
+        )
+
+
 def _field_name(op: str, prime: int) -> str:
-    if prime not in FIELDS:
+    if not isinstance(prime, int) or prime not in FIELDS:
         raise ValueError(
             f"{op}: prime must be BABY_BEAR ({BABY_BEAR}) or GOLDILOCKS ({GOLDILOCKS}), got {prime}"
         )
