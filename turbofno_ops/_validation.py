@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.autograd import forward_ad
 
 from turbofno_ops._modes import axis_limits
 from turbofno_ops.description import PRECISIONS
@@ -97,3 +98,15 @@ def check_skip_and_bias(
             raise TypeError(f"{op}: {name} must be {x.dtype} like x, got {tensor.dtype}")
         if tensor.device != x.device:
             raise ValueError(f"{op}: {name} is on {tensor.device} but x on {x.device}; move it")
+
+
+def check_no_tangents(op: str, *tensors: torch.Tensor | None) -> None:
+    """Raise NotImplementedError if a tensor has a forward-mode tangent: the registered op would drop it silently."""
+    if forward_ad._current_level < 0:
+        return
+    for tensor in tensors:
+        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise NotImplementedError(
+                f"{op} has no forward-mode derivative (torch.func.jvp, torch.autograd.forward_ad); use backward mode, "
+                "as in torch.autograd.grad"
+            )

@@ -10,6 +10,7 @@ from turbofno_ops._validation import (
     check_backend,
     check_field_and_weight,
     check_modes_fit,
+    check_no_tangents,
     check_precision,
     check_skip_and_bias,
 )
@@ -46,6 +47,7 @@ def fourier_layer(
         TypeError: Unsupported or mismatched dtypes.
         ValueError: Shapes or devices that do not fit, a grid too small for the kept modes, an unknown name, or 'cuda' for
             a layer that the kernels do not support.
+        NotImplementedError: A tensor has a tangent of forward-mode differentiation.
 
     Example:
         >>> x = torch.randn(2, 32, 64, 64)
@@ -64,6 +66,7 @@ def fourier_layer(
     except ValueError as error:
         raise ValueError(f"{op}: {error}") from None
     check_skip_and_bias(op, x, weight, skip_weight, bias)
+    check_no_tangents(op, x, weight, skip_weight, bias)
     result: torch.Tensor = torch.ops.turbofno.fourier_layer(
         x, weight, skip_weight, bias, activation, backend, precision
     )

@@ -450,25 +450,6 @@ def test_launches_of_drawn_transforms_compute_them(draw: int, kernels: Kernels) 
     assert relative_error(found, expected) < (4e-3 if half else 1e-6), case
 
 
-@pytest.mark.parametrize("draw", range(tried(40, 400)))
-def test_chunks_of_a_batch_compute_it(
-    draw: int, kernels: Kernels, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rng = random.Random(torch.initial_seed() + draw)
-    case = Case(rng, sizes=served)
-    while len(case.dims) < 2 or 0 in case.dims:
-        case = Case(rng, sizes=served)
-    x = case.x.to(torch.complex64 if case.x.is_complex() else torch.float32)
-    x = torch.cat([x] * 5)
-    whole = kernels.run(case, x, backend="kernels").clone()
-    once = len(kernels.launched)
-    monkeypatch.setattr(_plan, "_CHUNK_BYTES", 8)
-    monkeypatch.setattr(_gemm._tables, "_kept", OrderedDict())
-    found = kernels.run(case, x, backend="kernels")
-    assert len(kernels.launched) > once, case
-    torch.testing.assert_close(found, whole, rtol=0, atol=0)
-
-
 LONG = (25, 26, 30, 36, 48, 64, 77, 96, 143)
 
 
@@ -481,8 +462,6 @@ def test_long_axes_in_two_steps(
     rng = random.Random(torch.initial_seed() + draw)
     names = [name for name in ours.NAMES if "r" not in name]
     case = Case(rng, sizes=lambda rng: rng.choice(LONG), names=names)
-    if draw % 2:
-        monkeypatch.setattr(_plan, "_CHUNK_BYTES", 1024)
     half = draw % 5 == 0
     x = case.x.to(torch.complex64)
     expected = case.expected(x)

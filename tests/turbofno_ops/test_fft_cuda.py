@@ -189,7 +189,7 @@ def test_real_lines_that_begin_at_any_value() -> None:
             assert relative_error(found.cpu(), expected) < limit
 
 
-def test_batches_larger_than_the_cache_run_in_chunks() -> None:
+def test_batches_larger_than_the_cache() -> None:
     x = torch.randn(700, 85, 141, device="cuda")
     found = ours.rfft2(x, backend="kernels")
     back = ours.irfft2(found, s=(85, 141), backend="kernels")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.turbofno_ops.fourier_truth import relative_l2, spectral_conv_truth
-from turbofno_ops import spectral_conv
+from turbofno_ops import fourier_layer, spectral_conv
 
 BACKENDS = ("reference", "gemm")
 
@@ -153,3 +155,16 @@ def test_spectral_conv_refuses(
 ) -> None:
     with pytest.raises(error, match=says):
         spectral_conv(x, weight, **options)
+
+
+@pytest.mark.parametrize("op", [spectral_conv, fourier_layer])
+@pytest.mark.parametrize("argument", [0, 1])
+def test_tangents_are_refused(op: Callable[..., torch.Tensor], argument: int) -> None:
+    """A registered op would return a tangent of zero."""
+    given = [torch.randn(2, 3, 8), torch.randn(3, 3, 4, dtype=torch.complex64)]
+
+    def run(of: torch.Tensor) -> torch.Tensor:
+        return op(*given[:argument], of, *given[argument + 1 :])
+
+    with pytest.raises(NotImplementedError, match="backward mode"):
+        torch.func.jvp(run, (given[argument],), (given[argument],))

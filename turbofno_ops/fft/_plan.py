@@ -1,4 +1,4 @@
-"""A transform as a list of launches of the CUDA kernels: chunks of the batch, passes over axes, long axes in two steps."""
+"""A transform as a list of launches of the CUDA kernels: passes over axes, long axes in two steps."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ MOST_POINTS = 2**20
 """Of an axis, in two steps."""
 INPUT, RESULT, FIRST_TEMPORARY = 0, 1, 2
 
-_CHUNK_BYTES = 16 * 2**20
-"""Of what one pass leaves for the next, which then reads it from the L2 cache."""
 _MOST_LOOPS = 64
 """Launches for lines at more than two strides; above, the input is copied."""
 _MOST_CHECKED = 4096
@@ -171,17 +169,13 @@ class _Builder:
             self.copied, self._strides = True, _contiguous(self._shape)
         source = Field(INPUT, 0, tuple(self._strides))
         target = Field(RESULT, 0, tuple(_contiguous(self._transform.shape(self._shape))))
-        found: list[Step] = []
-        for first, count in self._chunks():
-            shape = [count, *self._shape[1:]]
-            found += self._passes_over(shape, source.at(0, first), target.at(0, first))
-        return found
+        return list(self._passes_over(source, target))
 
     def _needs_copy(self) -> bool:
         """Return True if the lines of the first pass are at so many strides that a copy is better than many launches."""
         axis, kind = self._passes[0]
         if kind == "real_to_complex" and self._strides[axis.dim] == 1:
-            # kernels read pairs of real values where strides are even; parts of the batch then begin at a pair, too
+            # kernels read pairs of real values where strides are even; every launch then begins at a pair
             batch = zip(self._shape, self._strides, strict=True)
             if len({stride % 2 for n, stride in batch if n > 1 and stride != 1}) > 1:
                 return self._strides != _contiguous(self._shape)
@@ -195,27 +189,8 @@ class _Builder:
         counts = sorted((group.lines for group in loops), reverse=True)
         return math.prod(counts[most:]) > _MOST_LOOPS
 
-    def _chunks(self) -> Iterator[tuple[int, int]]:
-        """Yield first index and count of the chunks of dimension 0."""
-        count = self._shape[0]
-        shape, largest = [*self._shape], 0
-        for axis, kind in self._passes:
-            shape[axis.dim] = axis.kept
-            # a long axis leaves its whole length between its two steps
-            points = axis.points if self._is_long(axis, kind) else 0
-            if axis is not self._passes[-1][0] or points:
-                largest = max(largest, math.prod(shape) // axis.kept * max(points, axis.kept))
-        nbytes = largest * (8 if self._of.precision == 0 else 4)
-        transformed = any(axis.dim == 0 for axis in self._transform.axes)
-        if transformed or nbytes <= 2 * _CHUNK_BYTES:
-            yield 0, count
-            return
-        number = min(count, -(-nbytes // _CHUNK_BYTES))
-        each = -(-count // number)
-        for first in range(0, count, each):
-            yield first, min(each, count - first)
-
-    def _passes_over(self, shape: list[int], source: Field, target: Field) -> Iterator[Step]:
+    def _passes_over(self, source: Field, target: Field) -> Iterator[Step]:
+        shape = self._shape
         for at, (axis, kind) in enumerate(self._passes):
             after = [*shape]
             after[axis.dim] = axis.kept

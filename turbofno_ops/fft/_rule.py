@@ -29,8 +29,6 @@ _FAST_REAL_SIZES = frozenset({100, 120, 121, 144, 169, 192, 196})
 """Sizes between these for which they are not; 196 is not measured, but a square as others here."""
 _LARGEST_PRIME_SIZES = {"real_to_complex": 900, "complex": 700}
 """Sizes with a large prime factor up to which the kernels are faster."""
-_LARGEST_PRIME_PLANES = 400
-"""The same for each of several axes: strided lines take longer."""
 
 
 def kernels(points: int, kind: int) -> tuple[str, ...]:
@@ -80,7 +78,7 @@ def _line_is_slower(points: int, transform: Transform) -> bool:
     if kind == "complex":
         # torch.fft multiplies by a factor in a pass of its own
         scaled = transform.scaling != "none"
-        return not (scaled and _is_power_of_two(points) and 32 <= points <= 4096)
+        return not (scaled and _is_power_of_two(points) and 32 <= points <= 8192)
     least, most = _REAL_POWERS_OF_TWO if _is_power_of_two(points) else _REAL_SIZES
     return not least <= points <= most or points in _FAST_REAL_SIZES
 
@@ -88,10 +86,10 @@ def _line_is_slower(points: int, transform: Transform) -> bool:
 def _plane_is_slower(sizes: tuple[int, ...], kind: str) -> bool:
     factors = [largest_prime_factor(points) for points in sizes]
     if max(factors) > _LARGEST_FACTOR:
-        return max(sizes) > _LARGEST_PRIME_PLANES and kind != "complex_to_real"
+        return kind != "complex_to_real" and max(sizes) > _LARGEST_PRIME_SIZES[kind]
     if kind == "complex_to_real" and all(map(_is_power_of_two, sizes)):
         return False
-    return kind == "complex" or min(factors) < _LARGEST_FACTOR
+    return min(factors) < _LARGEST_FACTOR
 
 
 def _is_power_of_two(points: int) -> bool:
