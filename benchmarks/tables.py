@@ -294,6 +294,29 @@ def gpu_fft(rows: list[Row]) -> list[str]:
     ]
 
 
+def gpu_trust(rows: list[Row]) -> list[str]:
+    """The section of the cost of trust signals."""
+    return [
+        "## Cost of trust signals on a GPU",
+        "",
+        *measured_on(rows[0]),
+        "Milliseconds of a large batch: the compiled network, then its trust signals as the service computes them, with",
+        "`turbofno_ops.fft` where it is preferred and with torch.fft everywhere. Share: of both together.",
+        "",
+        *markdown(
+            ["network", "batch", "signals", "network, ms", "signals, ms", "share", "with torch.fft, ms", "share"],
+            [
+                [
+                    *(row["case"], row["batch"], " and ".join(row["signals"])),
+                    *(row["network ms"], row["signals ms"], f"{row['share']:.1%}"),
+                    *(row["with torch.fft ms"], f"{row['share with torch.fft']:.1%}"),
+                ]
+                for row in rows
+            ],
+        ),
+    ]  # fmt: skip
+
+
 def gpu_ntt(rows: list[Row]) -> list[str]:
     """The section of number-theoretic transforms: shuffles against shared memory, by radix."""
     radices = sorted({row["radix"] for row in rows})
@@ -394,6 +417,7 @@ def document(results: Path = RESULTS) -> str:
         ("gpu_drawn", gpu_drawn),
         ("gpu_heatmap", gpu_heatmap),
         ("gpu_fft", gpu_fft),
+        ("gpu_trust", gpu_trust),
         ("gpu_ntt", gpu_ntt),
         ("distributed", over_cards),
     ):

@@ -15,7 +15,7 @@ from benchmarks.timing import RESULTS
 
 Measure = Callable[[], Iterable[dict[str, object]]]
 
-PARTS = ("layers", "models", "heatmap", "imported", "drawn", "ladder", "fft", "ntt")
+PARTS = ("layers", "models", "heatmap", "imported", "drawn", "ladder", "fft", "trust", "ntt")
 _LADDER_SECONDS = 0.05
 """Most device time of a layer of the ladder, which has over a hundred."""
 
@@ -43,6 +43,11 @@ def _measured(part: str, bandwidth: float, arguments: argparse.Namespace) -> dic
 
         alike = {"seconds": seconds, "quick": arguments.quick}
         return {x.label: partial(fft.measure, x, bandwidth, **alike) for x in fft.CASES}
+    if part == "trust":
+        from benchmarks.gpu import trust
+
+        alike = {"seconds": seconds, "quick": arguments.quick}
+        return {x.label: partial(trust.measure, x, **alike) for x in trust.CASES}
     if part == "drawn":
         from benchmarks.gpu import drawn
 

@@ -1,0 +1,90 @@
+"""What trust signals cost on a GPU: a network's time for large batches, and that of its signals, as the service computes both.
+
+The signals' spectra are computed by this package where it is preferred, and for comparison by torch.fft everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from unittest.mock import patch
+
+import torch
+
+from benchmarks.gpu.device import milliseconds
+from turbofno.models.core.checkpoint import load_model
+from turbofno.models.zoo import TRAINED
+from turbofno.service.runtime.judge import Judge
+from turbofno_ops import compile_fno, fft
+from turbofno_ops.fft import _preferred
+
+VALUES = 2**22
+"""Of a batch of inputs: so many that a network's rate no longer rises."""
+QUICK_VALUES = 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A trained network and a grid."""
+
+    model: str
+    size: tuple[int, ...]
+
+    @property
+    def label(self) -> str:
+        """Name in tables."""
+        return f"{self.model} {'x'.join(map(str, self.size))}"
+
+
+CASES = (
+    Case("burgers-1d", (1024,)),
+    Case("burgers-1d", (2187,)),
+    Case("navier-stokes-2d", (64, 64)),
+    Case("navier-stokes-2d", (85, 85)),
+    Case("navier-stokes-2d", (128, 128)),
+    Case("navier-stokes-2d", (211, 211)),
+    Case("darcy-2d", (85, 85)),
+    Case("darcy-2d", (421, 421)),
+    Case("nagumo-3d", (21, 21, 21)),
+)
+
+
+def measure(
+    case: Case, *, seconds: float, quick: bool, device: str = "cuda"
+) -> Iterator[dict[str, object]]:
+    """The row of a case."""
+    loaded = load_model(TRAINED / case.model)
+    batch = max(1, (QUICK_VALUES if quick else VALUES) // math.prod(case.size))
+    forward = compile_fno(loaded.module.to(device).description(), device=device, max_batch=batch)
+    x = torch.randn(batch, loaded.module.arch.in_channels, *case.size, device=device)
+    y = forward(x)
+
+    def signals(preferred: Callable[..., bool]) -> Callable[[], dict[str, torch.Tensor]]:
+        judge = Judge(loaded.config, x.device)
+
+        def run() -> dict[str, torch.Tensor]:
+            with (
+                patch.object(_preferred, "is_preferred", preferred),
+                patch.object(fft, "is_preferred", preferred),
+            ):
+                return judge(x, y)
+
+        return run
+
+    runs: dict[str, Callable[[], object]] = {
+        "network ms": lambda: forward(x),
+        "signals ms": signals(_preferred.is_preferred),
+        "with torch.fft ms": signals(lambda *_, **__: False),
+    }
+    found = signals(_preferred.is_preferred)()
+    row = dict(zip(runs, milliseconds(list(runs.values()), seconds=seconds), strict=True))
+    network = row["network ms"]
+    yield {
+        "case": case.label,
+        "batch": batch,
+        "signals": sorted(found),
+        **row,
+        "share": row["signals ms"] / (network + row["signals ms"]),
+        "share with torch.fft": row["with torch.fft ms"] / (network + row["with torch.fft ms"]),
+    }
