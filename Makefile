@@ -7,6 +7,9 @@ SERVE_READY := $(VENV)/.serve-ready
 DEV_READY := $(VENV)/.dev-ready
 RELEASE_READY := $(VENV)/.release-ready
 
+# Python keeps what it compiled, wherever that is turned off: the tests start hundreds of processes.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: install serve test test-thorough test-ray soak test-gpu lint format docs wheel bench bench-gpu bench-serving clean
 
 install: $(SERVE_READY)

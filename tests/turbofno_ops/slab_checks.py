@@ -107,7 +107,7 @@ def check_network(module: FNO, x: torch.Tensor, weights: str, why: object) -> No
 
 
 def drawn_networks() -> None:
-    for draw in range(tried(24, 120)):
+    for draw in range(tried(12, 120)):
         rng = random.Random(torch.initial_seed() + draw)
         arch = draw_architecture(rng, n_dim=2 + draw % 2)
         module = network(arch, draw_normalization(rng, arch))

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.thorough import tried
 from tests.turbofno_ops.fourier_truth import relative_l2, spectral_conv_truth
 from turbofno_ops import fourier_layer, spectral_conv
 
@@ -35,7 +36,7 @@ def problems(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ..
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=tried(40, 400), deadline=None)
 @given(problem=problems())
 def test_spectral_conv_equals_definition(
     backend: str, problem: tuple[torch.Tensor, torch.Tensor, tuple[int, ...] | None]

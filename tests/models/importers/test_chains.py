@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.models.importers.random_canonical import draw_canonical
+from tests.thorough import tried
 from tests.turbofno_ops.fourier_truth import relative_l2
 from tests.turbofno_ops.random_fno import draw_normalization, field, network, truth
 from turbofno.models.core import blocks, spectrum
@@ -44,7 +45,7 @@ def _exact_result(module: FNO, x: torch.Tensor) -> torch.Tensor | None:
         raise
 
 
-@pytest.mark.parametrize("chunk", range(6))
+@pytest.mark.parametrize("chunk", range(tried(3, 12)))
 def test_a_chain_gives_the_networks_result_or_is_refused(chunk: int) -> None:
     rng = random.Random(torch.initial_seed() + chunk)
     ran = refused = 0

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.integrate import solve_ivp
+from scipy.ndimage import laplace
 from torch import Tensor
 
 from turbofno.models.zoo.pde import nagumo
@@ -80,19 +81,13 @@ def test_varying_rates_match_finite_differences():
 
     def change(_t: float, flat: np.ndarray) -> np.ndarray:
         u = flat.reshape(n, n, n)
-        padded = np.pad(u, 1, mode="reflect")
-        laplacian = -6 * u
-        for axis in range(3):
-            for shift in (0, 2):
-                where = [slice(1, -1)] * 3
-                where[axis] = slice(shift, shift + n)
-                laplacian = laplacian + padded[tuple(where)]
-        rate = nagumo.DIFFUSIVITY * laplacian / h**2 + reaction(u, k[0].numpy())
+        rate = nagumo.DIFFUSIVITY / h**2 * laplace(u, mode="mirror") + reaction(u, k[0].numpy())
         return rate.ravel()
 
-    t = np.linspace(0, 60, 241)
+    t = np.linspace(0, 45, 181)
     start = nagumo.stimulus(n).numpy().ravel()
-    solved = solve_ivp(change, (0, 60), start, "RK23", t, rtol=1e-3, atol=1e-4)
+    solved = solve_ivp(change, (0, 45), start, "RK23", t, rtol=1e-3, atol=1e-4)
+    assert solved.y[:, -1].min() > 0.5
     passed = passing_times(t, solved.y).reshape(n, n, n)
     times = nagumo.activation_times(k, dt=0.2)[0].numpy()
     far = passed > 8
