@@ -74,7 +74,10 @@ def _pytest(
     name: str, *arguments: str, module: str = "pytest", workers: int = 0, alone: bool = False
 ) -> Part:
     """Return a pytest part, on several workers if pytest-xdist is installed; `module` replaces pytest."""
-    spread = ["-n", str(workers)] if workers and importlib.util.find_spec("xdist") else []
+    # a worker that has nothing left takes tests from others: a few tests take a minute
+    spread = ["-n", str(workers), "--dist", "worksteal"]
+    if not (workers and importlib.util.find_spec("xdist")):
+        spread = []
     command = [
         sys.executable,
         "-m",
