@@ -245,7 +245,7 @@ def measure(
             case.name,
             x,
             case.size if len(case.size) > 1 else case.size[0],
-            modes=case.modes,
+            modes=case.modes if len(case.size) > 1 or case.modes is None else case.modes[0],
             precision=case.precision,
         )
         runs: dict[str, Callable[[], object]] = {}

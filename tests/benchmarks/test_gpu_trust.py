@@ -29,7 +29,7 @@ def test_a_row_has_both_times(monkeypatch: pytest.MonkeyPatch) -> None:
             asked.append(len(preferred))
         assert asked[0] == asked[2] == 0, "torch.fft everywhere asks nobody"
         assert asked[1] > 0
-        return [9.0, 1.0, 3.0]
+        return [36.0, 40.0, 48.0]
 
     monkeypatch.setattr(trust, "milliseconds", counted)
     with (
@@ -40,8 +40,7 @@ def test_a_row_has_both_times(monkeypatch: pytest.MonkeyPatch) -> None:
             trust.Case("burgers-1d", (64,)), seconds=0.1, quick=True, device="cpu"
         )
     page = "\n".join(gpu_trust([{**row, **WHERE}]))
-    found = cells(page, "network, ms")
+    found = cells(page, "by torch.fft")
     assert found["signals"] == "input_distance and residual"
-    assert (found["network, ms"], found["signals, ms"]) == ("9", "1")
-    assert "10.0%" in page
-    assert "25.0%" in page
+    assert (found["alone"], found["with signals"]) == ("9", "10")
+    assert (found["share"], found["share by torch.fft"]) == ("10.0%", "25.0%")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -151,7 +151,7 @@ class _Builder:
         strides = [of.strides[dim] for dim in of.order]
         shape, strides, axes = _merged(shape, strides, axes)
         self._shape, self._strides = shape, strides
-        self._transform = replace(of.transform, axes=axes)
+        self._transform = of.transform._replace(axes=axes)
         self._passes = [
             (axis, kind)
             for axis, kind in self._transform.passes

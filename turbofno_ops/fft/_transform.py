@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -54,8 +53,7 @@ class Axis(NamedTuple):
         return Axis(self.dim, self.points, self.out_head, self.out_tail, self.in_head, self.in_tail)
 
 
-@dataclass(frozen=True)
-class Transform:
+class Transform(NamedTuple):
     """A transform over `axes`; of a real kind, the last of them has the half spectrum.
 
     Attributes:
