@@ -10,6 +10,7 @@ import argparse
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -35,6 +36,7 @@ OVERLAP = f"{_PIPELINE}::test_copies_and_kernels_overlap"
 _SECOND_CARD = f"{_PIPELINE}::test_models_run_on_a_device_that_is_not_the_default"
 _CORES_PER_PART = 2
 _MAX_SECONDS = 460  # of a part
+_LAST_WORDS_SECONDS = 15  # of one that is stopped
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def parts() -> list[Part]:
     ]
     others = [f"{ops}/test_{name}.py" for name in ("plan_cuda", "module_graph", "dispatch", "ntt")]
     return [
-        _pytest("ampere", *kernels, module="tests.gpu.ampere", workers=8),
+        _pytest("ampere", *kernels, module="tests.gpu.ampere", workers=14),
         _pytest("ops", *kernels, *others, workers=6),
         Part(
             "memcheck",
@@ -145,7 +147,7 @@ def outcome(part: Part, card: int | None = None) -> Outcome:
         counted = Path(folder) / "counts.xml"
         asked = [f"--junitxml={counted}"] if part.counts else []
         try:
-            done = subprocess.run(
+            running = subprocess.Popen(
                 [*part.command, *asked],
                 cwd=ROOT,
                 env=environment,
@@ -153,26 +155,36 @@ def outcome(part: Part, card: int | None = None) -> Outcome:
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
-                check=False,
-                timeout=_MAX_SECONDS,
             )
-        except subprocess.TimeoutExpired as late:
-            said = (late.stdout or b"").decode(errors="replace")
-            print(f"\n== {part.name}: {' '.join(part.command)}\n{said}", flush=True)
-            return Outcome(failed=1, seconds=_MAX_SECONDS, how=f"STOPPED after {_MAX_SECONDS} s")
         except FileNotFoundError:
             return Outcome(
                 failed=1,
                 how=f"NOT RUN: there is no {part.command[0]}, neither on the PATH nor in the CUDA toolkit",
             )
+        said, late = _ended(running)
         passed, failed, skipped = _counts(counted) if part.counts else (1, 0, 0)
-    print(f"\n== {part.name}: {' '.join(part.command)}\n{done.stdout}", flush=True)
+    print(f"\n== {part.name}: {' '.join(part.command)}\n{said}", flush=True)
     seconds = round(time.monotonic() - began)
-    if done.returncode == 0:
+    if running.returncode == 0 and not late:
         return Outcome(passed, failed, skipped, seconds)
     passed = passed if part.counts else 0
-    how = f"FAILED with exit code {done.returncode}"
+    how = (
+        f"STOPPED after {_MAX_SECONDS} s" if late else f"FAILED with exit code {running.returncode}"
+    )
     return Outcome(passed, max(failed, 1), skipped, seconds, how)
+
+
+def _ended(running: subprocess.Popen[str]) -> tuple[str, bool]:
+    """Return what a part printed, and whether it was stopped; pytest then prints the failures until there."""
+    try:
+        return running.communicate(timeout=_MAX_SECONDS)[0], False
+    except subprocess.TimeoutExpired:
+        running.send_signal(signal.SIGINT)
+    try:
+        return running.communicate(timeout=_LAST_WORDS_SECONDS)[0], True
+    except subprocess.TimeoutExpired:
+        running.kill()
+        return running.communicate()[0], True
 
 
 def _counts(file: Path) -> tuple[int, int, int]:

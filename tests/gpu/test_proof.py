@@ -37,6 +37,16 @@ def test_a_part_passes_fails_or_is_not_run() -> None:
     assert missing.failed == 1
 
 
+def test_a_part_that_is_stopped_says_what_it_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "_MAX_SECONDS", 3)
+    waits = "import time\ntry: time.sleep(600)\nexcept KeyboardInterrupt: print('until here')"
+    stopped = run.outcome(run.Part("d", [sys.executable, "-c", waits]))
+    assert (stopped.failed, stopped.how) == (1, "STOPPED after 3 s")
+    assert "until here" in capsys.readouterr().out
+
+
 def test_tests_are_counted(tmp_path: Path) -> None:
     tests = tmp_path / "test_it.py"
     tests.write_text(

@@ -61,7 +61,7 @@ def transform_of(
             x = x.narrow(dim, 0, points) if given > points else x
             axis = _forward_axis(op, dim, points, min(given, points), kept, half=half)
         axes.append(axis)
-    return x, Transform(kind, inverse, tuple(axes), _SCALINGS[norm][inverse])
+    return x, Transform(kind, inverse, tuple(axes), _SCALINGS[norm][int(inverse)])
 
 
 def _check_names(op: str, norm: str | None, precision: str, backend: str) -> None:
