@@ -17,10 +17,10 @@ install: $(SERVE_READY)
 serve: $(SERVE_READY)
 	$(BIN)/turbofno serve
 
-# Two workers, because many tests wait for a server to start; the tests of a file share a worker and its server. Tests that
-# missed a time limit are run again.
+# Three workers also on two cores, because many tests wait for a server to start; the tests of a file share a worker and its
+# server. Tests that missed a time limit are run again.
 test: $(DEV_READY)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --reruns 2 --only-rerun TooSlow --rerun-show-tracebacks
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --reruns 2 --only-rerun TooSlow --rerun-show-tracebacks
 
 # More random cases, with a new TEST_SEED; a failure prints the seed that repeats it.
 test-thorough: $(DEV_READY)
