@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -28,33 +29,9 @@ VALUES = 2**26
 QUICK_VALUES = 2**22
 LINES = (61, 64, 85, 128, 141, 211, 256, 421, 512, 1024, 4096, 2**17)
 RULED = (
-    16,
-    24,
-    32,
-    36,
-    45,
-    60,
-    75,
-    96,
-    100,
-    120,
-    121,
-    144,
-    169,
-    180,
-    192,
-    200,
-    221,
-    225,
-    240,
-    300,
-    385,
-    420,
-    500,
-    625,
-    768,
-    1000,
-)
+    16, 24, 32, 36, 45, 60, 75, 96, 100, 120, 121, 144, 169, 180,
+    192, 200, 221, 225, 240, 300, 385, 420, 500, 625, 768, 1000,
+)  # fmt: skip
 """Sizes between which the rule of `auto` changes (turbofno_ops/fft/_rule.py)."""
 PLANES = ((64, 64), (85, 85), (128, 128), (141, 141), (256, 256), (421, 421), (512, 256))
 HALF_LINES = tuple(2**k for k in range(8, 18))
@@ -95,6 +72,13 @@ class Case:
         """Values of each axis of the input."""
         return self.spectrum if self.inverse else self.size
 
+    @property
+    def sizes_and_modes(self) -> tuple[Any, Any]:
+        """`s` and `modes` of a transform over several axes, `n` and `modes` of one."""
+        if len(self.size) > 1:
+            return self.size, self.modes
+        return self.size[0], None if self.modes is None else self.modes[0]
+
 
 def _product(size: Sequence[int]) -> str:
     return "x".join(map(str, size))
@@ -124,9 +108,7 @@ def _drawn(case: Case, values: int) -> torch.Tensor:
 
 def _own(case: Case, backend: str) -> Call:
     """Our transform."""
-    transform, several = getattr(ours, case.name), len(case.size) > 1
-    sizes = case.size if several else case.size[0]
-    modes = case.modes if several or case.modes is None else case.modes[0]
+    transform, (sizes, modes) = getattr(ours, case.name), case.sizes_and_modes
 
     def call(x: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = transform(
@@ -176,8 +158,7 @@ def _truth(case: Case, x: torch.Tensor) -> torch.Tensor:
     if case.precision == "fp16":
         wide = wide.to(torch.complex64 if wide.is_complex() else torch.float32)
     wide = wide.to(torch.complex128 if wide.is_complex() else torch.float64)
-    sizes = case.size if len(case.size) > 1 else case.size[0]
-    modes = case.modes if len(case.size) > 1 or case.modes is None else case.modes[0]
+    sizes, modes = case.sizes_and_modes
     result: torch.Tensor = getattr(ours, case.name)(wide, sizes, modes=modes)
     return result
 
@@ -241,13 +222,8 @@ def measure(
         except RuntimeError:  # cuFFT in float16 takes powers of two only
             torch_error = None
         del y
-        choice = ours.explain(
-            case.name,
-            x,
-            case.size if len(case.size) > 1 else case.size[0],
-            modes=case.modes if len(case.size) > 1 or case.modes is None else case.modes[0],
-            precision=case.precision,
-        )
+        sizes, modes = case.sizes_and_modes
+        choice = ours.explain(case.name, x, sizes, modes=modes, precision=case.precision)
         runs: dict[str, Callable[[], object]] = {}
         if torch_error is not None:
             runs["torch"] = in_graph(other, [x])

@@ -77,9 +77,8 @@ def _pytest(
 ) -> Part:
     """Return a pytest part, on several workers if pytest-xdist is installed; `module` replaces pytest."""
     # a worker that has nothing left takes tests from others: a few tests take a minute
-    spread = ["-n", str(workers), "--dist", "worksteal"]
-    if not (workers and importlib.util.find_spec("xdist")):
-        spread = []
+    several = ["-n", str(workers), "--dist", "worksteal"]
+    spread = several if workers and importlib.util.find_spec("xdist") else []
     command = [
         sys.executable,
         "-m",
