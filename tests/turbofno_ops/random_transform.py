@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -79,6 +80,19 @@ class Case:
 
     def expected(self, x: torch.Tensor) -> np.ndarray:
         """numpy's transform in float64, of axes filled with zeros, cut afterwards."""
+        return self._cut(self._whole(x))
+
+    def error(self, found: torch.Tensor, x: torch.Tensor) -> float:
+        """The relative L2 error of a transform of x.
+
+        A few kept modes may be small by chance, their error is not, so they count at least as their share of the spectrum.
+        """
+        whole = self._whole(x)
+        expected = self._cut(whole)
+        least = np.linalg.norm(whole.ravel()) * math.sqrt(expected.size / whole.size)
+        return relative_error(found, expected, float(least))
+
+    def _whole(self, x: torch.Tensor) -> np.ndarray:
         # float32 values of a lazy conjugate are resolved by numpy's view
         field = x.detach().resolve_conj().numpy()
         field = field.astype(np.complex128 if np.iscomplexobj(field) else np.float64)
@@ -87,7 +101,12 @@ class Case:
             if self.inverse and kept is not None and not self._is_half(at):
                 field = _spread(field, dim, kept, most)
         base = self.name.rstrip("2n")
-        whole = getattr(np.fft, f"{base}n")(field, s=self.points, axes=self.dims, norm=self.norm)
+        whole: np.ndarray = getattr(np.fft, f"{base}n")(
+            field, s=self.points, axes=self.dims, norm=self.norm
+        )
+        return whole
+
+    def _cut(self, whole: np.ndarray) -> np.ndarray:
         for at, dim in enumerate(self.dims):
             kept = self.modes[at]
             if not self.inverse and kept is not None:
@@ -116,9 +135,10 @@ def _spread(field: np.ndarray, dim: int, kept: int, most: int) -> np.ndarray:
     return whole
 
 
-def relative_error(found: torch.Tensor, expected: np.ndarray) -> float:
+def relative_error(found: torch.Tensor, expected: np.ndarray, least: float = 0.0) -> float:
+    """The L2 norm of the difference, as a share of the expected norm or, if that is smaller, of `least`."""
     assert tuple(found.shape) == expected.shape
     values = found.detach().resolve_conj()
     wide = values.to(torch.complex128 if values.is_complex() else torch.float64).numpy()
-    scale = np.linalg.norm(expected.ravel())
+    scale = max(float(np.linalg.norm(expected.ravel())), least)
     return float(np.linalg.norm((wide - expected).ravel()) / (scale or 1.0))

@@ -18,7 +18,7 @@ from turbofno_ops import fft as ours
 
 pytestmark = [needs_kernels, pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning")]
 
-ROUNDING = 1e-7
+ROUNDING = torch.finfo(torch.float32).eps
 SMOOTH = [
     2,
     3,
@@ -55,18 +55,18 @@ def small(rng: random.Random) -> int:
 
 
 def checked(case: Case, precision: str) -> None:
-    """Assert that the kernels err at most twice as much as torch in float32; in float16 little more than its rounding."""
+    """Assert that the kernels err at most twice as much as torch in float32, or as rounding may; in float16 as rounding."""
     half = precision == "fp16"
     dtype = torch.float16 if half else torch.float32
     x = case.x.to(dtype.to_complex() if case.x.is_complex() else dtype)
     wide = x.to(torch.complex64 if x.is_complex() else torch.float32)
-    expected = case.expected(wide)
-    limit = 2 * max(relative_error(case.call(wide, backend="torch"), expected), ROUNDING)
+    # the passes over the axes round independently of each other
+    rounding = ROUNDING * math.sqrt(len(case.dims))
+    limit = 2 * max(case.error(case.call(wide, backend="torch"), wide), rounding)
     poison()
     on_gpu = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda").copy_(x)
     found = case.call(on_gpu, precision=precision, backend="kernels")
-    assert found.shape == expected.shape
-    error = relative_error(found.cpu(), expected)
+    error = case.error(found.cpu(), wide)
     # every pass over an axis rounds what it stores
     assert error < (1.2e-3 * len(case.dims) if half else limit), (case, error)
 
