@@ -105,9 +105,10 @@ def parts() -> list[Part]:
         f"{ops}/test_{name}.py" for name in ("cuda", "cuda_programs", "fft_cuda", "dense_dft")
     ]
     others = [f"{ops}/test_{name}.py" for name in ("plan_cuda", "module_graph", "dispatch", "ntt")]
+    # few workers: processes take turns on a GPU, and keep a core busy while they wait for it
     return [
-        _pytest("ampere", *kernels, module="tests.gpu.ampere", workers=14),
-        _pytest("ops", *kernels, *others, workers=6),
+        _pytest("ampere", *kernels, module="tests.gpu.ampere", workers=6),
+        _pytest("ops", *kernels, *others, workers=4),
         Part(
             "memcheck",
             [tool, "--tool", "memcheck", "--report-api-errors", "no", *watched],
@@ -137,8 +138,9 @@ def parts() -> list[Part]:
 def outcome(part: Part, card: int | None = None) -> Outcome:
     """Run a part, on one card if asked, print its output and return the outcome."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    # a new seed for each run; a failure prints it
-    environment = {VARIABLE: "new", **os.environ, "PYTHONPATH": path, **part.environment}
+    # a new seed for each run; a failure prints it. torch.compile starts a process per core unless told not to
+    own = {VARIABLE: "new", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    environment = {**own, **os.environ, "PYTHONPATH": path, **part.environment}
     if card is not None:
         environment.setdefault("CUDA_VISIBLE_DEVICES", str(card))
     began = time.monotonic()
