@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from turbofno.models.core.checkpoint import load_model, save_model, state_shapes
+from turbofno.models.core.checkpoint import is_finite, load_model, save_model, state_shapes
 from turbofno.models.core.config import Channel, FNOArchitecture, GridSpec, ModelConfig
 from turbofno.models.core.fno import FNO
 from turbofno.models.core.registry import CONFIG_FILE
@@ -26,7 +27,7 @@ from turbofno.models.importers.normalizers import (
     normalizing,
     read_normalizer,
 )
-from turbofno.models.importers.parity import check_parity
+from turbofno.models.importers.parity import check_parity, network_of
 from turbofno.models.importers.refusal import ImportRefused, printable
 from turbofno.models.importers.result import Imported, Options
 
@@ -72,23 +73,31 @@ def run(arguments: argparse.Namespace, repository: Path) -> int:
             f"the imported network's results differ from the original's by {parity.difference:.1e} (relative L2), "
             "so nothing was written. This is a bug of the import: please report it with the library's version"
         )
-    _write(target, config, imported, scaling)
+    with _replacing(target) as fresh:
+        _save(fresh, config, imported, scaling)
+        # before the loader, which needs their memory twice
+        del checkpoint, imported, module
+        load_model(fresh)
     _print([f"wrote {target}", *_next_steps(config, repository)])
     return 0
 
 
-def _write(
-    target: Path, config: ModelConfig, imported: Imported, scaling: Normalizing | None
+def _save(
+    folder: Path, config: ModelConfig, imported: Imported, scaling: Normalizing | None
 ) -> None:
-    """Write the folder under a temporary name, load it as the server does, then rename it to `target`."""
-    module = FNO(imported.architecture, config.normalization or config.field_normalization)
-    module.load_state_dict({**imported.state, **(scaling.tensors if scaling else {})})
+    normalization = config.normalization or config.field_normalization
+    state = {**imported.state, **(scaling.tensors if scaling else {})}
+    save_model(folder, config, network_of(imported.architecture, state, normalization))
+
+
+@contextmanager
+def _replacing(target: Path) -> Iterator[Path]:
+    """A folder under a temporary name, renamed to `target` unless an error is raised."""
     target.parent.mkdir(parents=True, exist_ok=True)
     # The registry skips names that begin with a dot.
     with tempfile.TemporaryDirectory(prefix=".importing-", dir=target.parent) as folder:
         fresh = Path(folder) / "fresh"
-        save_model(fresh, config, module)
-        load_model(fresh)
+        yield fresh
         replaced = Path(folder) / "replaced"
         if target.exists():
             target.rename(replaced)
@@ -115,27 +124,26 @@ def _module(arch: FNOArchitecture, state: dict[str, Tensor]) -> FNO:
         if key in state and state[key].shape != tensor.shape
     ]
     problems += [
-        f"{key} holds NaN or infinite values" for key, t in state.items() if not _finite(t)
+        f"{key} holds NaN or infinite values" for key, t in state.items() if not is_finite(t)
     ]
     if problems:
         raise ImportRefused(
             "the checkpoint's tensors do not fit its architecture: " + "; ".join(problems[:5])
         )
-    module = FNO(arch)
-    module.load_state_dict(state)
-    return module.eval().requires_grad_(False)
-
-
-def _finite(tensor: Tensor) -> bool:
-    return bool(torch.isfinite(torch.view_as_real(tensor) if tensor.is_complex() else tensor).all())
+    return network_of(arch, state)
 
 
 def _single(imported: Imported) -> Imported:
-    """The import in single precision, the precision of native checkpoints."""
-    state = {
-        key: tensor.to(torch.complex64 if tensor.is_complex() else torch.float32)
-        for key, tensor in imported.state.items()
-    }
+    """The import in single precision, the precision of native checkpoints, each tensor in memory of its own.
+
+    Tensors of a file may share memory (tied layers), which safetensors refuses to write.
+    """
+    state, seen = {}, set[int]()
+    for key, tensor in imported.state.items():
+        tensor = tensor.to(torch.complex64 if tensor.is_complex() else torch.float32)
+        memory = tensor.untyped_storage().data_ptr()
+        state[key] = tensor.clone() if memory in seen else tensor
+        seen.add(memory)
     return replace(imported, state=state)
 
 

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from turbofno.models.core.config import FNOArchitecture
-from turbofno.models.core.fno import FNO
+from turbofno.models.core.config import FieldNormalization, FNOArchitecture, Normalization
+from turbofno.models.core.fno import FNO, to_precision
 from turbofno.models.importers.detect import Checkpoint
 from turbofno.models.importers.neuraloperator.settings import DEFAULTS, by_name
 from turbofno.models.importers.result import Imported
@@ -84,9 +84,7 @@ def _against_original(original: _Original, module: FNO) -> Parity:
 
 
 def _against_float64(imported: Imported, module: FNO, reason: str) -> Parity:
-    double = FNO(module.arch).double()
-    double.load_state_dict(imported.state)
-    double = double.eval()
+    double = _in_float64(imported)
     differences = [
         _difference(module, lambda x: double(x.double()), size) for size in _grids(module.arch)
     ]
@@ -100,6 +98,45 @@ def _against_float64(imported: Imported, module: FNO, reason: str) -> Parity:
         ),
         report.difference,
     )
+
+
+def network_of(
+    arch: FNOArchitecture,
+    state: Mapping[str, Tensor],
+    normalization: Normalization | FieldNormalization | None = None,
+) -> FNO:
+    """The network in eval mode; it shares the memory of `state`.
+
+    Without copies: spectral weights fill gigabytes. A normalisation per channel is not part of `state` and has no
+    values here.
+    """
+    with torch.device("meta"):
+        module = FNO(arch, normalization)
+    module.load_state_dict(dict(state), assign=True)
+    return module.eval().requires_grad_(False)
+
+
+def _in_float64(imported: Imported) -> FNO:
+    """The network in float64; each part is cast while it runs, so that only one is in memory twice."""
+    module = network_of(imported.architecture, imported.state)
+    blocks = {f"blocks.{name}": block for name, block in module.blocks.named_children()}
+    for name, part in {
+        "lifting": module.lifting,
+        "projection": module.projection,
+        **blocks,
+    }.items():
+        part.register_forward_pre_hook(_cast)
+        part.register_forward_hook(partial(_restore, imported.state, name))
+    return module
+
+
+def _cast(part: nn.Module, _: object) -> None:
+    to_precision(part, torch.float64)
+
+
+def _restore(state: Mapping[str, Tensor], prefix: str, part: nn.Module, *_: object) -> None:
+    for name, parameter in part.named_parameters():
+        parameter.data = state[f"{prefix}.{name}"]
 
 
 def _report(against: str, differences: list[tuple[tuple[int, ...], float]]) -> Parity:

@@ -102,4 +102,4 @@ def _wrapper(names: Collection[str]) -> str:
 
 
 def _single(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.complex64 if tensor.is_complex() else torch.float32).contiguous()
+    return tensor.to(torch.complex64 if tensor.is_complex() else torch.float32)

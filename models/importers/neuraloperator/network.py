@@ -148,11 +148,13 @@ class Network:
                 "whether n_modes was changed later (n_modes=[..])"
             )
         weights = [weight.window(kept) for weight in weights]
-        refuse_giant(weights, self._width if self._settings.get("separable") else 1)
-        dense = list(weights[0].dense()) if joint else (weight.dense() for weight in weights)
-        for i, weight in enumerate(dense):
-            whole = fft_order(weight, self._n_dim, self._width)
-            self.state[f"blocks.{i}.spectral_weight"] = whole.to(self._numbers)
+        times = self._width if self._settings.get("separable") else 1
+        refuse_giant(weights, self._n_layers, times)
+        if joint:
+            weights = [weights[0].narrow(0, i, 1) for i in range(self._n_layers)]
+        for i, weight in enumerate(weights):
+            dense = fft_order(weight, self._n_dim, self._width, self._numbers)
+            self.state[f"blocks.{i}.spectral_weight"] = dense
         return tuple(kept), self._placement(stored[:-1], kept[:-1])
 
     def _with_room_above(

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 
 from turbofno.models.importers.layout import as_complex
 from turbofno.models.importers.refusal import ImportRefused
 
-# Of the dense weights of all layers, as complex64. Small factors can expand beyond any memory.
-MAX_DENSE_BYTES = 8 << 30
-# Published factorisations compress up to 500 times; below 1 GiB any ratio is harmless.
-MAX_EXPANSION = 1000
-_HARMLESS_BYTES = 1 << 30
+# Of the dense weights of all layers and of one layer, as complex64. The import needs up to four times the first: the
+# comparison holds several copies of one layer in float64.
+MAX_DENSE_BYTES = 5 << 30
+MAX_LAYER_BYTES = MAX_DENSE_BYTES // 4
+# Published factorisations compress up to 500 times; below 512 MiB any ratio is harmless.
+MAX_EXPANSION = 500
+_HARMLESS_BYTES = 512 << 20
+# A weight is multiplied out in blocks of this many numbers, or in this many blocks if those are larger.
+_BLOCK_NUMBERS = 1 << 20
+_BLOCKS = 16
 _KINDS = "a dense tensor, Tucker, CP and TT"
 
 
@@ -43,25 +49,65 @@ class StoredWeight:
         return 8 * math.prod(self.shape)
 
     @property
-    def peak_bytes(self) -> int:
-        """Bytes of the largest intermediate product of `dense`, 8 per complex number."""
-        names = [f"factors.factor_{k}" for k in range(len(self.shape))]
-        if "tensor" in self.parts or {"core", "weights"} & set(self.parts):
-            return self.dense_bytes
-        return 8 * _best_bond([self.parts[name] for name in names])[1]
+    def working_bytes(self) -> int:
+        """Bytes of the largest intermediate product of a block, 16 per complex number.
+
+        Only those of tensor trains can be larger than both the block and the parts.
+        """
+        block = next((block for _, block in self.blocks()), None)
+        if block is None or {"tensor", "core", "weights"} & set(self.parts):
+            return 0
+        factors = [block.parts[f"factors.factor_{k}"] for k in range(len(self.shape))]
+        return 16 * _best_bond(factors)[1]
+
+    def narrow(self, axis: int, first: int, count: int) -> StoredWeight:
+        """The weight with `count` entries of an axis from `first` on; it shares memory."""
+        name, along = self._holder(axis)
+        parts = {**self.parts, name: self.parts[name].narrow(along, first, count)}
+        return replace(
+            self, parts=parts, shape=(*self.shape[:axis], count, *self.shape[axis + 1 :])
+        )
 
     def window(self, modes: Sequence[int]) -> StoredWeight:
         """The weight with only `modes`: the middle ones of each mode axis, the first ones of the last axis."""
-        parts, shape = dict(self.parts), list(self.shape)
-        n_dim = len(modes)
+        weight, n_dim = self, len(modes)
         for i, kept in enumerate(modes):
-            axis = len(shape) - n_dim + i
-            first = 0 if i == n_dim - 1 else (shape[axis] - kept) // 2
-            name = "tensor" if "tensor" in parts else f"factors.factor_{axis}"
-            along = axis if name == "tensor" else _mode_axis(parts[name])
-            parts[name] = parts[name].narrow(along, first, kept)
-            shape[axis] = kept
-        return replace(self, parts=parts, shape=tuple(shape))
+            axis = len(self.shape) - n_dim + i
+            first = 0 if i == n_dim - 1 else (self.shape[axis] - kept) // 2
+            weight = weight.narrow(axis, first, kept)
+        return weight
+
+    def in_fft_order(self, n_dim: int) -> StoredWeight:
+        """The weight with its mode axes but the last, which ascend from the most negative frequency, in FFT order."""
+        parts = dict(self.parts)
+        for axis in range(len(self.shape) - n_dim, len(self.shape) - 1):
+            name, along = self._holder(axis)
+            parts[name] = torch.fft.ifftshift(parts[name], dim=along)
+        return replace(self, parts=parts)
+
+    def blocks(self) -> Iterator[tuple[tuple[slice, ...], StoredWeight]]:
+        """Small parts that make up the weight, each with its place in the dense tensor; they share memory."""
+        largest = max(_BLOCK_NUMBERS, math.prod(self.shape) // _BLOCKS)
+        axis = 0
+        while math.prod(self.shape[axis + 1 :]) > largest:
+            axis += 1
+        step = max(1, largest // max(1, math.prod(self.shape[axis + 1 :])))
+        steps = [*(1 for _ in range(axis)), step]
+        starts = (range(0, n, by) for n, by in zip(self.shape, steps, strict=False))
+        for corner in product(*starts):
+            block, place = self, []
+            for k, (first, by) in enumerate(zip(corner, steps, strict=True)):
+                count = min(by, self.shape[k] - first)
+                block = block.narrow(k, first, count)
+                place.append(slice(first, first + count))
+            yield tuple(place), block
+
+    def _holder(self, axis: int) -> tuple[str, int]:
+        """The part that has an axis of the weight, and the number of the axis in it."""
+        if "tensor" in self.parts:
+            return "tensor", axis
+        name = f"factors.factor_{axis}"
+        return name, _mode_axis(self.parts[name])
 
     def dense(self) -> torch.Tensor:
         """The dense tensor; the product of factors is complex128.
@@ -111,23 +157,23 @@ def _mode_axis(factor: torch.Tensor) -> int:
     return factor.ndim // 3
 
 
-def refuse_giant(weights: Sequence[StoredWeight], times: int) -> None:
-    """Refuse weights whose dense form, repeated `times` times, would fill the memory."""
+def refuse_giant(weights: Sequence[StoredWeight], n_layers: int, times: int) -> None:
+    """Refuse weights of `n_layers` layers whose dense form, repeated `times` times, would fill the memory."""
     stored = sum(weight.stored_bytes for weight in weights)
     dense = times * sum(weight.dense_bytes for weight in weights)
-    needed = max(dense, *(weight.peak_bytes for weight in weights))
-    if stored == needed:
+    if stored == dense:
         return
-    if needed > MAX_DENSE_BYTES or needed > max(_HARMLESS_BYTES, MAX_EXPANSION * stored):
+    needed = max(dense, *(weight.working_bytes for weight in weights))
+    most = min(MAX_DENSE_BYTES, n_layers * MAX_LAYER_BYTES)
+    if needed > most or needed > max(_HARMLESS_BYTES, MAX_EXPANSION * stored):
         shape = " x ".join(map(str, weights[0].shape))
         repeated = f", {times} times each (separable)" if times > 1 else ""
         intermediate = f"; multiplying them out needs {needed:,}" if needed > dense else ""
         raise ImportRefused(
             f"the spectral weights have {stored:,} bytes, but {dense:,} when multiplied out: {len(weights)} of {shape} "
-            f"complex numbers{repeated}{intermediate}. At most "
-            f"{MAX_DENSE_BYTES:,} bytes are supported, and above {_HARMLESS_BYTES:,} at most {MAX_EXPANSION:,} "
-            "times the stored bytes. Import a network with fewer modes or channels, or only its lowest modes: "
-            "--set n_modes=[..]"
+            f"complex numbers{repeated}{intermediate}. At most {most:,} bytes are supported for a network of this "
+            f"depth, and above {_HARMLESS_BYTES:,} at most {MAX_EXPANSION:,} times the stored bytes. Import a network "
+            "with fewer modes or channels, or only its lowest modes: --set n_modes=[..]"
         )
 
 
@@ -185,22 +231,30 @@ def _best_bond(factors: Sequence[torch.Tensor]) -> tuple[int, int]:
     return best + 1, peaks[best]
 
 
-def fft_order(weight: torch.Tensor, n_dim: int, width: int) -> torch.Tensor:
-    """The weight in FFT order with full channels.
+def fft_order(
+    weight: StoredWeight, n_dim: int, width: int, dtype: torch.dtype = torch.complex64
+) -> torch.Tensor:
+    """The dense weight in FFT order with full channels. It is filled block by block, so little more is allocated.
 
     Args:
-        weight: [c_in, c_out, *modes], or [channels, *modes] if it is separable; frequencies ascend from the most
-            negative one, on the last axis from 0.
+        weight: [c_in, c_out, *modes], or [channels, *modes] if it is separable, perhaps with an axis of size 1
+            before; frequencies ascend from the most negative one, on the last axis from 0.
         n_dim: Number of mode axes.
-        width: Channels of a separable weight.
+        width: Number of channels.
+        dtype: The result's, complex64 or complex128.
 
     Returns:
-        [c_in, c_out, *modes].
+        [c_in, c_out, *modes], stored in the order [*modes, c_in, c_out] that the ops read.
+
+    Raises:
+        ImportRefused: factors whose shapes do not fit.
     """
-    if n_dim > 1:
-        weight = torch.fft.ifftshift(weight, dim=tuple(range(-n_dim, -1)))
-    if weight.ndim == n_dim + 1:
-        full = weight.new_zeros(width, *weight.shape)
-        full.diagonal(dim1=0, dim2=1).copy_(weight.movedim(0, -1))
-        return full
-    return weight
+    whole = torch.zeros(*weight.shape[-n_dim:], width, width, dtype=dtype)
+    whole = whole.movedim((-2, -1), (0, 1))
+    if len(weight.shape) == n_dim + 1:
+        filled = whole.diagonal(dim1=0, dim2=1).movedim(-1, 0)
+    else:
+        filled = whole.view(weight.shape)
+    for place, block in weight.in_fft_order(n_dim).blocks():
+        filled[place] = block.dense()
+    return whole

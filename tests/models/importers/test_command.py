@@ -72,6 +72,18 @@ def test_an_import_is_compared_with_neuraloperator_itself(
             assert relative_l2(loaded.module(x), network(x)) < 1e-5
 
 
+def test_layers_that_share_their_weights_are_imported(tmp_path: Path, repository: Path) -> None:
+    network = neuraloperator_pair(tmp_path)
+    first, second = network.fno_blocks.convs
+    second.weight, second.bias = first.weight, first.bias
+    network.save_checkpoint(tmp_path, "model")
+    assert run(repository, tmp_path / "model_state_dict.pt") == 0
+    loaded = load_model(repository / "model").module
+    x = torch.randn(3, 1, 16, 16)
+    with torch.inference_mode():
+        assert relative_l2(loaded(x), network(x)) < 1e-5
+
+
 def test_script_checkpoints_take_settings_and_are_reported_as_unproven(
     tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,6 +31,7 @@ PLAIN: dict[str, Any] = {
     "hidden_channels": 4,
     "n_layers": 2,
 }
+FILES = Path(__file__).parent / "files"
 FIELDS = [torch.randn(2, 2, 9, 11), torch.randn(2, 2, 12, 10)]
 
 
@@ -52,6 +53,16 @@ def test_a_network_saved_whole(kind: type[torch.nn.Module], tmp_path: Path) -> N
     with development_version():
         expected = outputs(theirs, FIELDS)
     assert_parity(imported, FIELDS, expected)
+
+
+@pytest.mark.parametrize("name", ["main-fno", "main-tfno", "main-finer"])
+def test_files_of_the_development_version_itself(name: str) -> None:
+    """Written by save_development_version.py, which names the commit."""
+    checkpoint = read_checkpoint(FILES / f"{name}.pt")
+    imported = imported_exactly(checkpoint.tensors, checkpoint.settings)
+    assert imported.format.startswith("neuraloperator main")
+    answers = torch.load(FILES / f"{name}-answers.pt", weights_only=True)
+    assert_parity(imported, answers["fields"], answers["outputs"])
 
 
 def test_its_results_on_odd_axes_differ_from_those_of_2_0_0() -> None:
