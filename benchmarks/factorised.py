@@ -62,13 +62,13 @@ def candidates(weight: Any) -> dict[str, Candidate]:
             lambda z: contract(z, weight, separable=False), torch.Tensor.contiguous, lambda y: y
         ),
     }
-    staged = _staged(stored.parts, n_dim)
-    if staged is not None:
-        found["in stages"] = Candidate(staged, to_modes, from_modes)
+    by_stages = staged(stored.parts, n_dim)
+    if by_stages is not None:
+        found["in stages"] = Candidate(by_stages, to_modes, from_modes)
     return found
 
 
-def _staged(parts: dict[str, torch.Tensor], n_dim: int) -> Call | None:
+def staged(parts: dict[str, torch.Tensor], n_dim: int) -> Call | None:
     """Contract the channel factors in each call, the mode factors beforehand; None for TT.
 
     A tensor train has no factor of the channels alone.
