@@ -222,6 +222,11 @@ def gpu_drawn(rows: list[Row]) -> list[str]:
         for of in _by(sorted(rows, key=lambda row: row["axes"]), "axes", "batch")
     ]
     slower = [row["network"] for row in rows if row["speed-up"] < 1]
+    coarser = [
+        f"{row['network']} ({row['relative L2 error']:.1e}, float32 {row['float32 error on the CPU']:.1e})"
+        for row in rows
+        if row["relative L2 error"] > 2 * row["float32 error on the CPU"]
+    ]
     return [
         "## Random imported networks",
         "",
@@ -237,6 +242,8 @@ def gpu_drawn(rows: list[Row]) -> list[str]:
             ],
             by_axes,
         ),
+        f"More than twice float32's error: {', '.join(coarser) or 'none'}. Float32 rounds a value by up to 6.0e-08.",
+        "",
     ]
 
 

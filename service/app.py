@@ -81,6 +81,9 @@ def create_app(
         context.engine.start()
         try:
             yield
+        except asyncio.CancelledError:
+            # uvicorn asks for no shutdown then. Raised on, it would be logged as an error of the application.
+            logger.warning("aborted by a second signal: unfinished requests are answered with 503")
         finally:
             await drain(context)
             if context.solver is not None:

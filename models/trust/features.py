@@ -36,8 +36,11 @@ def features(field: Tensor, scale: Tensor) -> Tensor:
     axes = tuple(range(2, field.ndim))
     coefficients = transforms_for(field, in_graph=True).rfftn(field, dim=axes, norm="forward")
     spectrum = torch.view_as_real(coefficients).flatten(2)
-    linear, weights = _tables(tuple(field.shape[2:]), field.dtype, field.device)
-    energies = spectrum.square() @ weights + (FLOOR * scale.square()).unsqueeze(-1)
+    linear, last, others = _tables(tuple(field.shape[2:]), field.dtype, field.device)
+    # first along the last axis, so that the product has many rows: few long ones leave a GPU idle
+    sums = spectrum.square().unflatten(2, (len(others) // 2, -1)) @ last
+    energies = (sums.view(*sums.shape[:2], *others.shape) * others).sum(2)
+    energies += (FLOOR * scale.square()).unsqueeze(-1)
     return torch.cat([spectrum[..., linear], energies.log_()], dim=-1)
 
 
@@ -60,30 +63,34 @@ def _subsampled(field: Tensor) -> Tensor:
 @cached_table(64)
 def _tables(
     grid: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Indices of the linear features in rfftn's real-valued spectrum, and each entry's weight in variance and octaves.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Indices of the linear features in rfftn's real-valued spectrum, and the weights of the energies.
 
-    By Parseval, a coefficient contributes its square, twice if rfftn omits its conjugate.
+    By Parseval, a coefficient contributes its square, twice if rfftn omits its conjugate. The largest |k_i| is in a band if
+    either that of the last axis is and the others are not above it, or the others' is and the last is below it. The weights
+    of both cases are those of a coefficient's place on the last axis [2 * kept, 2 * bands] times those of its place on the
+    others [places * 2, bands].
     """
     *others, last = grid
     kept = last // 2 + 1
-    counts = torch.full((kept,), 2.0, dtype=torch.float64)
+    counts = torch.full((kept, 1), 2.0, dtype=torch.float64)
     counts[0] = 1.0
     if last % 2 == 0:
         counts[-1] = 1.0
-    wavenumber = torch.arange(kept, dtype=torch.float64)
-    for axis, size in enumerate(others):
+    on_last = torch.arange(kept, dtype=torch.float64)[:, None]
+    on_others = torch.zeros(1, dtype=torch.float64)
+    for size in others:
         k = torch.fft.fftfreq(size, 1 / size, dtype=torch.float64).abs()
-        shape = [1] * len(grid)
-        shape[axis] = size
-        wavenumber = torch.maximum(wavenumber, k.view(shape))
-    in_band = [wavenumber >= 1] + [
-        (wavenumber >= 2**octave) & (wavenumber < 2 ** (octave + 1))
-        for octave in range(octaves(grid))
-    ]
-    weights = torch.stack([(counts * band).flatten() for band in in_band], dim=1)
-    weights = weights.repeat_interleave(2, dim=0)
-    return _linear_indices(grid).to(device), weights.to(device, dtype)
+        on_others = torch.maximum(on_others[:, None], k).flatten()
+    on_others = on_others[:, None]
+    # the variance, then the octaves
+    low = torch.tensor([1.0, *(2.0**octave for octave in range(octaves(grid)))])
+    high = torch.cat([torch.tensor([math.inf]), 2 * low[1:]])
+    of_last = torch.cat([(on_last >= low) & (on_last < high), on_last < low], dim=1) * counts
+    within = on_others < high
+    of_others = torch.stack([within, within & (on_others >= low)], dim=1).flatten(0, 1)
+    of_last = of_last.repeat_interleave(2, dim=0)
+    return _linear_indices(grid).to(device), of_last.to(device, dtype), of_others.to(device, dtype)
 
 
 def _linear_indices(grid: tuple[int, ...]) -> Tensor:

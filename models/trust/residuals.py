@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from turbofno.models.trust.tables import cached_table
-from turbofno.models.zoo.pde.darcy import apply_operator
 from turbofno.models.zoo.pde.navier_stokes import paper_forcing
 from turbofno_ops import fft
 
 _BURGERS_MODES = 64
 _DARCY_MODES = 16
 _FLOW_MODES = 10
+_FLOW_KEPT = (2 * _FLOW_MODES + 1, _FLOW_MODES + 1)
+"""Kept coefficients of rfft2 on each axis."""
 _FLOW_GRID = 32
 """Points per axis on which products of two fields with _FLOW_MODES modes do not alias."""
 DARCY_LEAST = 3
@@ -33,7 +34,7 @@ def burgers(u0: Tensor, u: Tensor, *, nu: float, time: float) -> Tensor:
     kept = min(_BURGERS_MODES, (u0.shape[-1] - 1) // 2)
     few = 4 * kept
     ik, antiderivative, heat = _burgers_tables(kept, nu, time, u0.device)
-    before, after = _first_modes(torch.stack([u0, u]), kept + 1).unbind(0)
+    before, after = _first_modes(u0, kept + 1), _first_modes(u, kept + 1)
     mean = before[:, :1].real
     exponent = torch.fft.irfft(before * antiderivative, n=few, norm="forward")
     phi = (exponent - exponent.amax(1, keepdim=True)).exp_()
@@ -61,9 +62,13 @@ def darcy(a: Tensor, u: Tensor, *, source: float) -> Tensor:
     then multiplied by the inverse Laplacian and divided by the mean of a and the norm of u.
     """
     n = a.shape[-1]
-    residual = source / (n - 1) ** 2 - apply_operator(a, u[:, 1:-1, 1:-1])
-    sines, inverse = _darcy_tables(n - 2, a.dtype, a.device)
-    projected = inverse * (sines.mT @ residual @ sines)
+    sines, differences, ones, inverse = _darcy_tables(n - 2, a.dtype, a.device)
+    inside = torch.nn.functional.pad(u[:, 1:-1, 1:-1], (1, 1, 1, 1))
+    # Twice the fluxes through the faces. Summed by parts, the divergence is taken of the sines.
+    flux_x = (inside[:, 1:, 1:-1] - inside[:, :-1, 1:-1]).mul_(a[:, 1:, 1:-1] + a[:, :-1, 1:-1])
+    flux_y = (inside[:, 1:-1, 1:] - inside[:, 1:-1, :-1]).mul_(a[:, 1:-1, 1:] + a[:, 1:-1, :-1])
+    applied = differences.mT @ (flux_x @ sines) + sines.mT @ (flux_y @ differences)
+    projected = inverse * (source / (n - 1) ** 2 * ones - applied / 2)
     estimate = projected.flatten(1).norm(dim=1) / a.mean((1, 2)).abs()
     return _ratio(estimate, u.flatten(1).norm(dim=1))
 
@@ -74,31 +79,40 @@ def navier_stokes(w0: Tensor, w1: Tensor, *, nu: float, time: float) -> Tensor:
     The integral is that of the cubic Hermite interpolant of the tendencies at both ends, for wavenumbers up to 10.
     """
     flow = _flow_tables(nu, w0.dtype, w0.device)
-    both = _low_modes(torch.stack([w0, w1]))
-    tendency = _tendency(both, flow) + flow.forcing
-    # Advection is quadratic, so a central difference gives its derivative along the tendency exactly.
-    ahead, behind = _tendency(torch.stack([both + tendency, both - tendency]), flow).unbind(0)
-    rate = (ahead - behind) / 2
-    integral = time / 2 * tendency.sum(0) + time**2 / 12 * (rate[0] - rate[1])
+    both = torch.stack([_low_modes(w0), _low_modes(w1)])
+    velocity = _velocity(both, flow)
+    tendency = _advection(velocity, velocity, flow).addcmul_(flow.damping, both, value=-1)
+    tendency += flow.forcing
+    # Advection is bilinear and symmetric, so this is its derivative along the tendency.
+    rate = 2 * _advection(velocity, _velocity(tendency, flow), flow)
+    rate.addcmul_(flow.damping, tendency, value=-1)
+    integral = time / 2 * (tendency[0] + tendency[1]) + time**2 / 12 * (rate[0] - rate[1])
     return _relative(both[1] - both[0] - integral, both[1])
 
 
 def _low_modes(w: Tensor) -> Tensor:
-    """Fourier coefficients [..., 32, 17] of w [..., *grid], zero above wavenumber 10."""
-    top = _FLOW_MODES
+    """Fourier coefficients [..., 21, 11] of w [..., *grid] for wavenumbers up to 10, in the order of rfft2."""
     if fft.is_preferred(w, in_graph=True):
-        spectrum = fft.rfft2(w, norm="forward", modes=(2 * top + 1, top + 1))
-    else:
-        spectrum = torch.fft.rfft2(w, norm="forward")
-    # counted from both ends, a coefficient is at the same place in the whole spectrum and among the kept ones
-    low = spectrum.new_zeros((*w.shape[:-2], _FLOW_GRID, _FLOW_GRID // 2 + 1))
-    low[..., : top + 1, : top + 1] = spectrum[..., : top + 1, : top + 1]
-    low[..., -top:, : top + 1] = spectrum[..., -top:, : top + 1]
-    return low
+        return fft.rfft2(w, norm="forward", modes=_FLOW_KEPT)
+    half = torch.fft.rfft(w, norm="forward")[..., : _FLOW_MODES + 1]
+    spectrum = torch.fft.fft(half, dim=-2, norm="forward")
+    return torch.cat([spectrum[..., : _FLOW_MODES + 1, :], spectrum[..., -_FLOW_MODES:, :]], dim=-2)
+
+
+def _on_grid(low: Tensor) -> Tensor:
+    """The field [..., 32, 32] of Fourier coefficients [..., 21, 11]."""
+    points = (_FLOW_GRID, _FLOW_GRID)
+    if fft.is_preferred(low, in_graph=True):
+        return fft.irfft2(low, s=points, norm="forward", modes=_FLOW_KEPT)
+    spectrum = low.new_zeros((*low.shape[:-2], _FLOW_GRID, _FLOW_MODES + 1))
+    spectrum[..., : _FLOW_MODES + 1, :] = low[..., : _FLOW_MODES + 1, :]
+    spectrum[..., -_FLOW_MODES:, :] = low[..., -_FLOW_MODES:, :]
+    half = torch.fft.ifft(spectrum, dim=-2, norm="forward")
+    return torch.fft.irfft(half, n=_FLOW_GRID, norm="forward")
 
 
 class _Flow(NamedTuple):
-    """Coefficients [32, 17] of the vorticity equation in Fourier space; see models/zoo/pde/navier_stokes.py."""
+    """Coefficients [21, 11] of the vorticity equation in Fourier space; see models/zoo/pde/navier_stokes.py."""
 
     damping: Tensor
     velocity: Tensor
@@ -107,14 +121,20 @@ class _Flow(NamedTuple):
     forcing: Tensor
 
 
-def _tendency(w: Tensor, flow: _Flow) -> Tensor:
-    """The tendency w_t without forcing, in Fourier space: -v . grad w + nu Laplacian w."""
-    points = (_FLOW_GRID, _FLOW_GRID)
-    transforms = fft.transforms_for(w, in_graph=True)
-    v1, v2 = transforms.irfft2(flow.velocity * w.unsqueeze(-3), s=points, norm="forward").unbind(-3)
-    products = torch.stack([v1 * v2, (v2 - v1) * (v2 + v1)], dim=-3)
-    first, second = transforms.rfft2(products, norm="forward").unbind(-3)
-    return flow.cross * first + flow.difference * second - flow.damping * w
+def _velocity(w: Tensor, flow: _Flow) -> Tensor:
+    """The velocity [..., 2, 32, 32] of a flow with vorticity w [..., 21, 11]."""
+    return _on_grid(flow.velocity * w.unsqueeze(-3))
+
+
+def _advection(v: Tensor, u: Tensor, flow: _Flow) -> Tensor:
+    """The symmetric bilinear form [..., 21, 11] of two velocities that for v = u is -v . grad w."""
+    (v1, v2), (u1, u2) = v.unbind(-3), u.unbind(-3)
+    products = torch.empty_like(v)
+    cross, difference = products.unbind(-3)
+    torch.mul(v1, u2, out=cross).addcmul_(v2, u1)
+    torch.mul(v2, u2, out=difference).addcmul_(v1, u1, value=-1)
+    first, second = _low_modes(products).unbind(-3)
+    return torch.addcmul(flow.cross * first, flow.difference, second)
 
 
 def _relative(part: Tensor, whole: Tensor) -> Tensor:
@@ -144,29 +164,41 @@ def _burgers_tables(
 
 
 @cached_table(16)
-def _darcy_tables(interior: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Orthonormal sines [interior, modes], and 1 / (eigenvalues of h^2 (-Laplacian)) [modes, modes]."""
+def _darcy_tables(
+    interior: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Orthonormal sines [interior, modes], and their differences across faces [interior + 1, modes].
+
+    Then, for each pair of modes, the coefficient of a field of ones, and 1 / (eigenvalue of h^2 (-Laplacian)).
+    """
     k = torch.arange(1, min(_DARCY_MODES, interior) + 1, dtype=torch.float64)
-    places = torch.arange(1, interior + 1, dtype=torch.float64)
+    places = torch.arange(interior + 2, dtype=torch.float64)
     angles = math.pi * torch.outer(places, k) / (interior + 1)
     axis = 2 - 2 * torch.cos(math.pi * k / (interior + 1))
     sines = math.sqrt(2 / (interior + 1)) * torch.sin(angles)
-    return sines.to(device, dtype), (1 / (axis[:, None] + axis)).to(device, dtype)
+    sums = sines.sum(0)
+    tables = sines[1:-1], sines.diff(dim=0), torch.outer(sums, sums), 1 / (axis[:, None] + axis)
+    inside, differences, ones, inverse = (table.to(device, dtype) for table in tables)
+    return inside, differences, ones, inverse
 
 
 @cached_table(16)
 def _flow_tables(nu: float, dtype: torch.dtype, device: torch.device) -> _Flow:
-    kx = torch.fft.fftfreq(_FLOW_GRID, 1 / _FLOW_GRID, dtype=torch.float64)[:, None]
-    ky = torch.arange(_FLOW_GRID // 2 + 1, dtype=torch.float64)
-    kept = (kx.abs() <= _FLOW_MODES) & (ky <= _FLOW_MODES)
+    kx, ky = (
+        torch.fft.fftfreq(_FLOW_KEPT[0], 1 / _FLOW_KEPT[0], dtype=torch.float64)[:, None],
+        torch.arange(_FLOW_KEPT[1]),
+    )
     squared = kx**2 + ky**2
     inverse = torch.where(squared > 0, 1 / (2 * math.pi * squared), 0.0)
-    velocity = torch.stack([ky * inverse, -kx * inverse])
-    forcing = torch.fft.rfft2(paper_forcing(_FLOW_GRID), norm="forward")
     return _Flow(
-        damping=(4 * math.pi**2 * nu * squared).to(device, dtype),
-        velocity=torch.complex(torch.zeros_like(velocity), velocity).to(device, dtype.to_complex()),
-        cross=(4 * math.pi**2 * (kx**2 - ky**2) * kept).to(device, dtype),
-        difference=(4 * math.pi**2 * kx * ky * kept).to(device, dtype),
-        forcing=forcing.to(device, dtype.to_complex()),
+        *(
+            table.to(device, dtype.to_complex())
+            for table in (
+                4 * math.pi**2 * nu * squared,
+                1j * torch.stack([ky * inverse, -kx * inverse]),
+                2 * math.pi**2 * (kx**2 - ky**2),
+                4 * math.pi**2 * kx * ky,
+                _low_modes(paper_forcing(_FLOW_GRID)),
+            )
+        )
     )

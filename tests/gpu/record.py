@@ -20,15 +20,22 @@ COVERED = (
     "CMakeLists.txt",
     "csrc",
     "turbofno_ops",
+    "models",
     "service/runtime",
     "tests/conftest.py",
+    "tests/draws.py",
+    "tests/thorough.py",
     "tests/gpu",
     "tests/turbofno_ops",
+    "tests/models/test_gpu_transforms.py",
+    "tests/models/verify/test_command.py",
+    "tests/models/zoo/pde/test_random_fields.py",
     "tests/service/runtime",
     "tests/service/processes/test_devices.py",
     "tests/service/processes/test_groups.py",
 )
-"""Covered files, and folders with all sources in them."""
+"""Covered files, and folders with all sources in them: the code that runs on a GPU, and the tests. The rest of the service,
+which some of these tests start, runs on CPUs."""
 _SUFFIXES = {".py", ".cpp", ".cu", ".cuh", ".h", ".c", ".txt"}
 _MOST_SHOWN = 5
 

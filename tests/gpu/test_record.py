@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu import record
+from tests.gpu import run as runner
 from tests.gpu.record import covers, digest, hashes, read, written
 
 
@@ -72,8 +73,18 @@ def test_covered_sources_exist() -> None:
     assert len(hashes()) > 50
 
 
+def test_the_tests_that_run_are_covered() -> None:
+    asked = [word for part in runner.parts() for word in part.command if word.startswith("tests/")]
+    files = {(record.ROOT / word.split("::")[0]) for word in asked}
+    assert len(files) > 10
+    found = hashes()
+    for file in files:
+        inside = [file] if file.is_file() else file.rglob("test_*.py")
+        assert {one.relative_to(record.ROOT).as_posix() for one in inside} <= found.keys(), file
+
+
 def test_a_record_is_short(tree: Path) -> None:
     file = tree / "proof.json"
     written(file, hashes(), run("H100"))
-    assert len(file.read_text()) < 16_000
+    assert len(file.read_text()) < 24_000
     assert json.loads(file.read_text())["runs"].keys() == {"1"}

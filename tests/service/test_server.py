@@ -158,6 +158,8 @@ def test_second_signal_aborts(repository: Path) -> None:
             status, body = read_response(stuck)
             assert (status, b"retry" in body) == (503, True), "an answer, not a dropped connection"
             assert server.process.wait(5) == 1
+    assert any("aborted by a second signal" in line for line in server.log)
+    assert not any("Traceback" in line for line in server.log)
 
 
 def test_the_end_waits_for_nobody_who_does_not_read(repository: Path) -> None:

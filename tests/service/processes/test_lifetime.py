@@ -99,6 +99,8 @@ def test_second_signal_aborts(repository: Path) -> None:
             service.process.terminate()
             assert service.process.wait(10) == 1
         assert not alive(pids)
+    assert any("aborted by a second signal" in line for line in service.log)
+    assert not any("Traceback" in line for line in service.log)
 
 
 def test_wrong_repository_fails_the_start_with_its_reason(tmp_path: Path) -> None:
