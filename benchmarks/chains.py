@@ -40,9 +40,11 @@ _WIDTHS = (
     16, 20, 24, 32, 32, 32, 32, 48, 64, 64, 64, 64, 64, 96, 96, 128, 128, 128, 192, 256,
 )  # fmt: skip
 """Hidden channels, as often as they are drawn."""
-_CLASSES = ((64, "16 to 64 channels"), (128, "96 and 128 channels"), (256, "192 and 256 channels"))
-_MODES = {1: (32, 16), 2: (16, 12), 3: (8, 6)}
-"""Number of axes -> most modes of an axis, up to 64 channels and above: wide networks have to run on a CPU."""
+_CLASSES = ((64, "16 to 64"), (96, "96"), (128, "128"), (192, "192"), (256, "256"))
+"""Largest width of a class, and its name."""
+_DEFAULT_EXPANSION = 0.5
+_MODES = {1: (64, 64), 2: (32, 16), 3: (12, 6)}
+"""Number of axes -> largest n_modes of an axis, to 64 channels and beyond: wide networks have to run on a CPU."""
 _GRIDS = {1: (128, 97, 256), 2: (32, 29, 45), 3: (16, 13, 18)}
 """Number of axes -> points on an axis of the training grid and of two others."""
 _CARD_GRIDS = {1: (1024, 997, 4096), 2: (128, 85, 256), 3: (64, 45, 32)}
@@ -50,13 +52,17 @@ _CARD_GRIDS = {1: (1024, 997, 4096), 2: (128, 85, 256), 3: (64, 45, 32)}
 
 
 class Network(NamedTuple):
-    """A network of a library (None if the library is not installed) and the result of its import."""
+    """A network of a library (None if the library is not installed) and the result of its import.
+
+    `width`: its hidden channels. `expansion`: hidden channels of a channel MLP over these, None without channel MLPs.
+    """
 
     kind: str
     theirs: nn.Module | None
     imported: Imported | ImportRefused
     n_dim: int
     width: int
+    expansion: float | None
 
 
 class Verdict(NamedTuple):
@@ -72,10 +78,11 @@ class Verdict(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """The verdict on a network of a kind, with `width` hidden channels."""
+    """The verdict on a network; the other fields as in `Network`."""
 
     kind: str
     width: int
+    expansion: float | None
     verdict: Verdict
 
 
@@ -153,8 +160,14 @@ def built(kind: str, name: str, arguments: dict[str, Any]) -> Network:
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_checkpoint(Path(folder), "model")
         imported = _imported(Path(folder))
+    expansion = arguments.get("channel_mlp_expansion", _DEFAULT_EXPANSION)
     return Network(
-        kind, theirs, imported, len(arguments["n_modes"]), arguments["hidden_channels"]
+        kind,
+        theirs,
+        imported,
+        len(arguments["n_modes"]),
+        arguments["hidden_channels"],
+        expansion if arguments.get("use_channel_mlp", True) else None,
     )
 
 
@@ -181,7 +194,7 @@ def physicsnemos() -> Iterator[Network]:
                 tensors = _physicsnemo_tensors(arguments)
                 metadata = {"physicsnemo_version": version}
                 imported = import_physicsnemo(tensors, arguments, metadata, Options())
-                yield Network("PhysicsNeMo FNO with defaults", None, imported, n_dim, 32)
+                yield Network("PhysicsNeMo FNO with defaults", None, imported, n_dim, 32, None)
 
 
 def _physicsnemo_tensors(arguments: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -238,28 +251,48 @@ def _first(refused: list[str | None]) -> str | None:
 
 
 def shares(verdicts: list[Judged]) -> list[dict[str, Any]]:
-    """A row for each kind of network, and for drawn ones also by width: how many import, and run as chains where."""
-    by_kind: dict[str, list[Verdict]] = {}
+    """A row for each kind of network, and for each width of drawn ones: how many import, and run as chains where."""
+    by_kind: dict[str, list[Judged]] = {}
     for one in verdicts:
-        by_kind.setdefault(one.kind, []).append(one.verdict)
-    drawn_ones = sorted((one for one in verdicts if one.kind == "drawn"), key=lambda one: one.width)
-    for one in drawn_ones:
-        name = next(name for most, name in _CLASSES if one.width <= most)
-        by_kind.setdefault(f"drawn, {name}", []).append(one.verdict)
-    return [_share(kind, of_kind) for kind, of_kind in by_kind.items()]
+        by_kind.setdefault(one.kind, []).append(one)
+    by_width: dict[str, list[Judged]] = {}
+    for one in sorted(by_kind.get("drawn", ()), key=lambda one: one.width):
+        by_width.setdefault(f"drawn, {_class(one.width)} channels", []).append(one)
+    return [_share(kind, of_kind) for kind, of_kind in (by_kind | by_width).items()]
 
 
-def _share(kind: str, verdicts: list[Verdict]) -> dict[str, Any]:
-    imported = [verdict for verdict in verdicts if verdict.imports is None]
-    distances = sorted(v.distance for v in imported if v.chains["CPU"] is None)
+def by_channel_mlp(verdicts: list[Judged]) -> list[dict[str, Any]]:
+    """A row for each width and expansion of the channel MLPs of drawn networks that import: how many run as chains where."""
+    found: dict[tuple[str, float | None], list[Judged]] = {}
+    of_drawn = [one for one in verdicts if one.kind == "drawn" and one.verdict.imports is None]
+    for one in sorted(of_drawn, key=lambda one: (one.width, one.expansion or 0)):
+        found.setdefault((_class(one.width), one.expansion), []).append(one)
+    return [
+        {"channels": channels, "expansion": expansion, "import": len(alike), **_chains(alike)}
+        for (channels, expansion), alike in found.items()
+    ]
+
+
+def _class(width: int) -> str:
+    return next(name for most, name in _CLASSES if width <= most)
+
+
+def _chains(judged_ones: list[Judged]) -> dict[str, int]:
+    imported = [one.verdict for one in judged_ones if one.verdict.imports is None]
+    return {
+        f"chain on {place}": sum(verdict.chains[place] is None for verdict in imported)
+        for place in ("CPU", *CARDS)
+    }
+
+
+def _share(kind: str, of_kind: list[Judged]) -> dict[str, Any]:
+    imported = [one.verdict for one in of_kind if one.verdict.imports is None]
+    distances = sorted(verdict.distance for verdict in imported if verdict.chains["CPU"] is None)
     return {
         "networks": kind,
-        "count": len(verdicts),
+        "count": len(of_kind),
         "import": len(imported),
-        **{
-            f"chain on {place}": sum(v.chains[place] is None for v in imported)
-            for place in ("CPU", *CARDS)
-        },
+        **_chains(of_kind),
         "median distance": distances[len(distances) // 2] if distances else None,
         "largest distance": distances[-1] if distances else None,
     }
@@ -268,7 +301,7 @@ def _share(kind: str, verdicts: list[Verdict]) -> dict[str, Any]:
 def reasons(verdicts: list[Judged]) -> list[dict[str, Any]]:
     """A row for each reason why networks are not imported or no chain somewhere: how many, and how wide they are."""
     found: dict[tuple[str, str], list[int]] = {}
-    for _, width, verdict in verdicts:
+    for _, width, _, verdict in verdicts:
         if verdict.imports is not None:
             found.setdefault(("import", verdict.imports), []).append(width)
         for place, why in verdict.chains.items():
@@ -288,21 +321,22 @@ def reasons(verdicts: list[Judged]) -> list[dict[str, Any]]:
 def main() -> None:
     """Print both tables and save them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=400, help="networks drawn")
+    parser.add_argument("--count", type=int, default=800, help="networks drawn")
     count = parser.parse_args().count
     torch.manual_seed(SEED)
     warnings.simplefilter("ignore", UserWarning)
     with host_plans():
         verdicts = [
-            Judged(network.kind, network.width, judged(network))
+            Judged(network.kind, network.width, network.expansion, judged(network))
             for networks in (neuraloperators(count), physicsnemos())
             for network in networks
         ]
-    table, why = shares(verdicts), reasons(verdicts)
+    table, of_mlps, why = shares(verdicts), by_channel_mlp(verdicts), reasons(verdicts)
     print_table("networks that run as one chain", table)
+    print_table("drawn networks by channels and expansion of their channel MLPs", of_mlps)
     if why:
         print_table("why the others do not", why)
-    save("chains", table + why)
+    save("chains", table + of_mlps + why)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def host_plans() -> Iterator[None]:
         )
         library = ctypes.CDLL(str(file))
         _native.declare_host(library, _native.REFUSALS, ctypes.c_char_p)
-        with mock.patch.object(_native, "_library", lambda: library):
+        with mock.patch.object(_native, "_library", return_value=library):
             yield
 
 
@@ -52,5 +52,5 @@ def refusals(chain: CompiledFNO, card: Device, grids: Sequence[Size]) -> list[st
     on_card = CompiledFNO(
         chain._chain, torch.device("cuda", 0), "fp32", chain.buckets(), GraphCache()
     )
-    with mock.patch.object(_support, "device_limits", lambda _: card):
+    with mock.patch.object(_support, "device_limits", return_value=card):
         return [on_card.refusal(grid) for grid in grids]

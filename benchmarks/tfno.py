@@ -128,7 +128,9 @@ def candidates(
     return {"multiplied out": dense, "contracting": contracted}, execution
 
 
-def measure(case: Case, *, seconds: float = SECONDS, rounds: int = LEAST_ROUNDS) -> dict[str, object]:
+def measure(
+    case: Case, *, seconds: float = SECONDS, rounds: int = LEAST_ROUNDS
+) -> dict[str, object]:
     """The row of a case. Raises RuntimeError if library, dense and contracted network disagree."""
     given = network(case)
     x = torch.randn(case.batch, CHANNELS[0], *(case.points,) * N_DIM)
