@@ -23,6 +23,8 @@ import torch.nn.functional as F
 from neuralop import models as neuralop
 from torch import nn
 
+from benchmarks.gpu.device import relative_l2
+from benchmarks.gpu.imported import in_float64
 from benchmarks.host_plans import CARDS, host_plans, refusals
 from benchmarks.timing import print_table, save
 from turbofno.models.core.fno import FNO
@@ -43,6 +45,8 @@ _WIDTHS = (
 _CLASSES = ((64, "16 to 64"), (96, "96"), (128, "128"), (192, "192"), (256, "256"))
 """Largest width of a class, and its name."""
 _DEFAULT_EXPANSION = 0.5
+_NOTABLE = 1e-5
+"""Distance from the library beyond which the library's own error is computed."""
 _MODES = {1: (64, 64), 2: (32, 16), 3: (12, 6)}
 """Number of axes -> largest n_modes of an axis, to 64 channels and beyond: wide networks have to run on a CPU."""
 _GRIDS = {1: (128, 97, 256), 2: (32, 29, 45), 3: (16, 13, 18)}
@@ -66,15 +70,16 @@ class Network(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Reasons why a network is not imported, or is no chain on a CPU or a card, and its largest error.
+    """Reasons why a network is not imported, or is no chain on a CPU or a card, and its largest distance from the library.
 
     `chains` has the reason of the first grid that is refused, None if none is, by "CPU" and the names of `CARDS`. It is empty if
-    the network is not imported.
+    the network is not imported. `float32_error`: the library's own against float64, where a distance above 1e-5 is largest.
     """
 
     imports: str | None
     chains: dict[str, str | None]
     distance: float
+    float32_error: float | None = None
 
 
 class Judged(NamedTuple):
@@ -233,17 +238,20 @@ def judged(network: Network) -> Verdict:
         return Verdict(None, dict.fromkeys(("CPU", *CARDS), str(refused)), 0.0)
     grids = [(n,) * network.n_dim for n in _GRIDS[network.n_dim]]
     on_cpu = [chain.refusal(grid) for grid in grids]
-    distance = 0.0
+    theirs = network.theirs or ours
+    distance, float32_error = 0.0, None
     for grid, refusal in zip(grids, on_cpu, strict=True):
         if refusal is None:
             x = torch.randn(2, imported.architecture.in_channels, *grid)
-            expected = (network.theirs or ours)(x)
-            error = (chain(x) - expected).norm() / expected.norm()
-            distance = max(distance, error.item())
+            expected = theirs(x)
+            error = relative_l2(chain(x), expected)
+            if error > max(distance, _NOTABLE):
+                float32_error = relative_l2(expected, in_float64(theirs, x))
+            distance = max(distance, error)
     asked = [(n,) * network.n_dim for n in _CARD_GRIDS[network.n_dim]]
     chains = {"CPU": _first(on_cpu)}
     chains |= {name: _first(refusals(chain, card, asked)) for name, card in CARDS.items()}
-    return Verdict(None, chains, distance)
+    return Verdict(None, chains, distance, float32_error)
 
 
 def _first(refused: list[str | None]) -> str | None:
@@ -287,14 +295,18 @@ def _chains(judged_ones: list[Judged]) -> dict[str, int]:
 
 def _share(kind: str, of_kind: list[Judged]) -> dict[str, Any]:
     imported = [one.verdict for one in of_kind if one.verdict.imports is None]
-    distances = sorted(verdict.distance for verdict in imported if verdict.chains["CPU"] is None)
+    ran = sorted(
+        (verdict for verdict in imported if verdict.chains["CPU"] is None),
+        key=lambda verdict: verdict.distance,
+    )
     return {
         "networks": kind,
         "count": len(of_kind),
         "import": len(imported),
         **_chains(of_kind),
-        "median distance": distances[len(distances) // 2] if distances else None,
-        "largest distance": distances[-1] if distances else None,
+        "median distance": ran[len(ran) // 2].distance if ran else None,
+        "largest distance": ran[-1].distance if ran else None,
+        "float32 error there": ran[-1].float32_error if ran else None,
     }
 
 

@@ -66,6 +66,16 @@ def test_shares_are_of_imported_networks() -> None:
     assert rows["other"]["largest distance"] is None
 
 
+def test_the_librarys_error_is_that_of_the_network_with_the_largest_distance() -> None:
+    chains_of = {"CPU": None, "H200": None, "A100": None}
+    verdicts = [
+        Judged("other", 32, None, Verdict(None, chains_of, distance, error))
+        for distance, error in ((2e-5, 7e-6), (3e-4, 1e-4), (1e-7, None))
+    ]
+    (row,) = shares(verdicts)
+    assert (row["largest distance"], row["float32 error there"]) == (3e-4, 1e-4)
+
+
 def test_drawn_networks_are_counted_by_channels_and_expansion() -> None:
     assert [tuple(row.values()) for row in by_channel_mlp(VERDICTS)] == [
         ("16 to 64", 0.5, 1, 1, 1, 1),
@@ -91,7 +101,7 @@ def test_the_page_has_all_counts() -> None:
         chains([where, *shares(VERDICTS), *by_channel_mlp(VERDICTS), *reasons(VERDICTS)])
     )
     for line in (
-        "| drawn | 4 | 3 | 3 (100.0%) | 2 (66.7%) | 1 (33.3%) | 2.0e-06 | 3.0e-06 |",
+        "| drawn | 4 | 3 | 3 (100.0%) | 2 (66.7%) | 1 (33.3%) | 2.0e-06 | 3.0e-06 |  |",
         "| 128 | 1 | 1 | 1 (100.0%) | 1 (100.0%) | 0 (0.0%) |",
         "| chain on A100 | 2 | 128 (1), 256 (1) | too wide |",
     ):
@@ -109,7 +119,18 @@ def test_networks_of_every_kind_run_and_agree_with_the_library() -> None:
         verdict = judged(network)
         assert verdict.imports is None
         assert verdict.chains == {"CPU": None, "H200": None, "A100": None}
-        assert 0 < verdict.distance < 1e-4
+        assert 0 < verdict.distance < 1e-5
+        assert verdict.float32_error is None
+
+
+@pytest.mark.usefixtures("_plans")
+def test_a_distance_above_the_bound_is_shown_with_the_librarys_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("benchmarks.chains._NOTABLE", 0.0)
+    verdict = judged(next(neuraloperators(0)))
+    assert verdict.float32_error is not None
+    assert 0 < verdict.float32_error < 1e-5
 
 
 @pytest.mark.usefixtures("_plans")
