@@ -53,6 +53,7 @@ class Case(NamedTuple):
 CASES = (
     *(Case("Tucker", 0.1, c, 16, (n, n), b) for c in (32, 64) for n in (64, 128) for b in (1, 32)),
     *(Case(kind, 0.01, 64, 16, (64, 64), b) for kind in ("Tucker", "CP") for b in (1, 32)),
+    *(Case("Tucker", 0.1, 128, 16, (64, 64), b) for b in (1, 32)),
     *(Case("Tucker", 0.1, 64, 32, (1024,), b) for b in (1, 32)),
     *(Case("Tucker", 0.1, 32, 12, (32, 32, 32), b) for b in (1, 8)),
 )
