@@ -1,13 +1,15 @@
 """Share of imported networks that run as one chain: random and default neuraloperator 2.0 networks, and PhysicsNeMo FNOs.
 
-`python -m benchmarks.chains` prints the shares and the reasons for the rest, and writes results/chains.jsonl. Each network is
-tried on its training grid and on two others. On a GPU, refusals by the kernels count too.
+`python -m benchmarks.chains` runs on a CPU, prints the shares and the reasons for the rest, and writes results/chains.jsonl. Each
+network is compared with its library on a training grid and two others, small ones, as a chain of torch stages. Then the kernels'
+host plans are asked whether an H200 and an A100 run that chain, on three grids as people use them.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import re
 import tempfile
 import warnings
 from collections import Counter
@@ -21,6 +23,9 @@ import torch.nn.functional as F
 from neuralop import models as neuralop
 from torch import nn
 
+from benchmarks.gpu.device import relative_l2
+from benchmarks.gpu.imported import in_float64
+from benchmarks.host_plans import CARDS, host_plans, refusals
 from benchmarks.timing import print_table, save
 from turbofno.models.core.fno import FNO
 from turbofno.models.importers.detect import convert, read_checkpoint
@@ -30,37 +35,71 @@ from turbofno.models.importers.result import Imported, Options
 from turbofno_ops import ChainRefused, compile_fno
 
 SEED = 0
+_LAYER = re.compile(r"^(before|in|after) layer \d+ of \d+: ")
 _ACTIVATIONS = (F.gelu, F.gelu, F.gelu, F.relu, F.silu, F.tanh, F.elu, F.mish, F.leaky_relu)
 _SKIPS = ("linear", "soft-gating", "identity", None)
+_WIDTHS = (
+    16, 20, 24, 32, 32, 32, 32, 48, 64, 64, 64, 64, 64, 96, 96, 128, 128, 128, 192, 256,
+)  # fmt: skip
+"""Hidden channels, as often as they are drawn."""
+_CLASSES = ((64, "16 to 64"), (96, "96"), (128, "128"), (192, "192"), (256, "256"))
+"""Largest width of a class, and its name."""
+_DEFAULT_EXPANSION = 0.5
+_NOTABLE = 1e-5
+"""Distance from the library beyond which the library's own error is computed."""
+_MODES = {1: (64, 64), 2: (32, 16), 3: (12, 6)}
+"""Number of axes -> largest n_modes of an axis, to 64 channels and beyond: wide networks have to run on a CPU."""
 _GRIDS = {1: (128, 97, 256), 2: (32, 29, 45), 3: (16, 13, 18)}
 """Number of axes -> points on an axis of the training grid and of two others."""
+_CARD_GRIDS = {1: (1024, 997, 4096), 2: (128, 85, 256), 3: (64, 45, 32)}
+"""The same for the grids that the kernels are asked for."""
 
 
 class Network(NamedTuple):
-    """A network of a library (None if the library is not installed) and the result of its import."""
+    """A network of a library (None if the library is not installed) and the result of its import.
+
+    `width`: its hidden channels. `expansion`: hidden channels of a channel MLP over these, None without channel MLPs.
+    """
 
     kind: str
     theirs: nn.Module | None
     imported: Imported | ImportRefused
     n_dim: int
+    width: int
+    expansion: float | None
 
 
 class Verdict(NamedTuple):
-    """Reasons why a network is not imported or is no chain on each grid (None: it is), and its largest error."""
+    """Reasons why a network is not imported, or is no chain on a CPU or a card, and its largest distance from the library.
+
+    `chains` has the reason of the first grid that is refused, None if none is, by "CPU" and the names of `CARDS`. It is empty if
+    the network is not imported. `float32_error`: the library's own against float64, where a distance above 1e-5 is largest.
+    """
 
     imports: str | None
-    grids: tuple[str | None, ...]
+    chains: dict[str, str | None]
     distance: float
+    float32_error: float | None = None
+
+
+class Judged(NamedTuple):
+    """The verdict on a network; the other fields as in `Network`."""
+
+    kind: str
+    width: int
+    expansion: float | None
+    verdict: Verdict
 
 
 def drawn(rng: random.Random) -> dict[str, Any]:
     """Random arguments of neuraloperator's FNO; every argument that changes the result varies."""
-    n_dim = rng.choice((1, 2, 2, 2, 3))
+    n_dim, width = rng.choice((1, 2, 2, 2, 3)), rng.choice(_WIDTHS)
+    most_modes = _MODES[n_dim][width > 64]
     arguments: dict[str, Any] = {
-        "n_modes": tuple(rng.randint(3, 12) for _ in range(n_dim)),
+        "n_modes": tuple(rng.randint(3, most_modes) for _ in range(n_dim)),
         "in_channels": rng.randint(1, 3),
         "out_channels": rng.randint(1, 3),
-        "hidden_channels": rng.choice((8, 12, 16, 20)),
+        "hidden_channels": width,
         "n_layers": rng.randint(2, 5),
         "lifting_channel_ratio": rng.choice((0, 1, 2, 2, 4)),
         "projection_channel_ratio": rng.choice((1, 2, 2, 4)),
@@ -74,7 +113,7 @@ def drawn(rng: random.Random) -> dict[str, Any]:
         "stabilizer": rng.choice((None, None, "tanh")),
         "preactivation": rng.random() < 0.25,
         "factorization": rng.choice((None, None, "Tucker", "CP", "TT")),
-        "rank": rng.choice((0.3, 0.6, 1.0)),
+        "rank": rng.choice((0.05, 0.1, 0.42)),
         "separable": rng.random() < 0.15,
     }
     geometry = rng.random()
@@ -96,8 +135,9 @@ def defaults() -> Iterator[tuple[str, dict[str, Any]]]:
     for n_dim in (1, 2, 3):
         for name in ("FNO", "TFNO"):
             for change in changes:
-                arguments = {"n_modes": (8,) * n_dim, "in_channels": 3, "out_channels": 1}
-                yield name, {**arguments, "hidden_channels": 16, **change}
+                modes = 16 if n_dim < 3 else 8
+                arguments = {"n_modes": (modes,) * n_dim, "in_channels": 3, "out_channels": 1}
+                yield name, {**arguments, "hidden_channels": 64, **change}
 
 
 def neuraloperators(count: int) -> Iterator[Network]:
@@ -125,7 +165,15 @@ def built(kind: str, name: str, arguments: dict[str, Any]) -> Network:
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_checkpoint(Path(folder), "model")
         imported = _imported(Path(folder))
-    return Network(kind, theirs, imported, len(arguments["n_modes"]))
+    expansion = arguments.get("channel_mlp_expansion", _DEFAULT_EXPANSION)
+    return Network(
+        kind,
+        theirs,
+        imported,
+        len(arguments["n_modes"]),
+        arguments["hidden_channels"],
+        expansion if arguments.get("use_channel_mlp", True) else None,
+    )
 
 
 def _imported(path: Path) -> Imported | ImportRefused:
@@ -137,7 +185,7 @@ def _imported(path: Path) -> Imported | ImportRefused:
 
 
 def physicsnemos() -> Iterator[Network]:
-    """FNOs with arguments of PhysicsNeMo, and random tensors of its shapes."""
+    """FNOs with arguments of PhysicsNeMo and its default width, and random tensors of its shapes."""
     for n_dim in (1, 2, 3):
         for version in ("1.3.0", "2.2.2"):
             for change in (
@@ -145,13 +193,13 @@ def physicsnemos() -> Iterator[Network]:
                 {"padding_type": "circular", "padding": 3}, {"activation_fn": "silu"}, {"num_fno_modes": 5},
             ):  # fmt: skip
                 arguments = {
-                    "in_channels": 2, "out_channels": 1, "dimension": n_dim, "latent_channels": 16,
-                    "num_fno_modes": 6, "padding": 4, "decoder_layers": 1, **change,
+                    "in_channels": 2, "out_channels": 1, "dimension": n_dim, "latent_channels": 32,
+                    "num_fno_modes": 16 if n_dim < 3 else 6, "padding": 8, "decoder_layers": 1, **change,
                 }  # fmt: skip
                 tensors = _physicsnemo_tensors(arguments)
                 metadata = {"physicsnemo_version": version}
                 imported = import_physicsnemo(tensors, arguments, metadata, Options())
-                yield Network("PhysicsNeMo", None, imported, n_dim)
+                yield Network("PhysicsNeMo FNO with defaults", None, imported, n_dim, 32, None)
 
 
 def _physicsnemo_tensors(arguments: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -177,85 +225,130 @@ def _physicsnemo_tensors(arguments: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
-def judged(network: Network, device: torch.device) -> Verdict:
-    """Find out if a network imports, and on which grids it runs as a chain."""
+def judged(network: Network) -> Verdict:
+    """Find out if a network imports, and where it runs as a chain. Within `host_plans`."""
     imported = network.imported
     if isinstance(imported, ImportRefused):
-        return Verdict(str(imported), (), 0.0)
+        return Verdict(str(imported), {}, 0.0)
     ours = FNO(imported.architecture, imported.normalization).eval()
     ours.load_state_dict(imported.state)
-    grids = [(n,) * network.n_dim for n in _GRIDS[network.n_dim]]
     try:
-        chain = compile_fno(ours.description(), device=device)
+        chain = compile_fno(ours.description(), device="cpu")
     except ChainRefused as refused:
-        return Verdict(None, (str(refused),) * len(grids), 0.0)
-    refusals = tuple(chain.refusal(grid) for grid in grids)
-    distance = 0.0
-    for grid, refusal in zip(grids, refusals, strict=True):
+        return Verdict(None, dict.fromkeys(("CPU", *CARDS), str(refused)), 0.0)
+    grids = [(n,) * network.n_dim for n in _GRIDS[network.n_dim]]
+    on_cpu = [chain.refusal(grid) for grid in grids]
+    theirs = network.theirs or ours
+    distance, float32_error = 0.0, None
+    for grid, refusal in zip(grids, on_cpu, strict=True):
         if refusal is None:
             x = torch.randn(2, imported.architecture.in_channels, *grid)
-            expected = (network.theirs or ours)(x)
-            error = (chain(x.to(device)).cpu() - expected).norm() / expected.norm()
-            distance = max(distance, error.item())
-    return Verdict(None, refusals, distance)
+            expected = theirs(x)
+            error = relative_l2(chain(x), expected)
+            if error > max(distance, _NOTABLE):
+                float32_error = relative_l2(expected, in_float64(theirs, x))
+            distance = max(distance, error)
+    asked = [(n,) * network.n_dim for n in _CARD_GRIDS[network.n_dim]]
+    chains = {"CPU": _first(on_cpu)}
+    chains |= {name: _first(refusals(chain, card, asked)) for name, card in CARDS.items()}
+    return Verdict(None, chains, distance, float32_error)
 
 
-def shares(verdicts: list[tuple[str, Verdict]]) -> list[dict[str, Any]]:
-    """A row for each kind of network: number imported, and share of these that run as chains."""
-    rows = []
-    for kind in dict.fromkeys(kind for kind, _ in verdicts):
-        of_kind = [verdict for name, verdict in verdicts if name == kind]
-        imported = [verdict for verdict in of_kind if verdict.imports is None]
-        on_grid = [[v.grids[i] is None for v in imported] for i in range(3)]
-        distances = sorted(v.distance for v in imported if None in v.grids)
-        rows.append(
-            {
-                "networks": kind,
-                "count": len(of_kind),
-                "imported": len(imported),
-                **{
-                    f"chains on {grid}": sum(runs) / len(runs)
-                    for grid, runs in zip(
-                        ("training grid", "second", "third"), on_grid, strict=True
-                    )
-                },
-                "median distance": distances[len(distances) // 2],
-                "largest": distances[-1],
-            }
-        )
-    return rows
+def _first(refused: list[str | None]) -> str | None:
+    return next((reason for reason in refused if reason is not None), None)
 
 
-def reasons(verdicts: list[tuple[str, Verdict]]) -> list[dict[str, Any]]:
-    """A row for each reason why a network is not imported or is no chain on a grid, with its count."""
-    counts: Counter[tuple[str, str]] = Counter()
-    for _, verdict in verdicts:
-        if verdict.imports is not None:
-            counts["no import", verdict.imports] += 1
-        counts.update(("no chain", why) for why in verdict.grids if why is not None)
+def shares(verdicts: list[Judged]) -> list[dict[str, Any]]:
+    """A row for each kind of network, and for each width of drawn ones: how many import, and run as chains where."""
+    by_kind: dict[str, list[Judged]] = {}
+    for one in verdicts:
+        by_kind.setdefault(one.kind, []).append(one)
+    by_width: dict[str, list[Judged]] = {}
+    for one in sorted(by_kind.get("drawn", ()), key=lambda one: one.width):
+        by_width.setdefault(f"drawn, {_class(one.width)} channels", []).append(one)
+    return [_share(kind, of_kind) for kind, of_kind in (by_kind | by_width).items()]
+
+
+def by_channel_mlp(verdicts: list[Judged]) -> list[dict[str, Any]]:
+    """A row for each width and expansion of the channel MLPs of drawn networks that import: how many run as chains where."""
+    found: dict[tuple[str, float | None], list[Judged]] = {}
+    of_drawn = [one for one in verdicts if one.kind == "drawn" and one.verdict.imports is None]
+    for one in sorted(of_drawn, key=lambda one: (one.width, one.expansion or 0)):
+        found.setdefault((_class(one.width), one.expansion), []).append(one)
     return [
-        {"what": what, "times": times, "why": why} for (what, why), times in counts.most_common()
+        {"channels": channels, "expansion": expansion, "import": len(alike), **_chains(alike)}
+        for (channels, expansion), alike in found.items()
+    ]
+
+
+def _class(width: int) -> str:
+    return next(name for most, name in _CLASSES if width <= most)
+
+
+def _chains(judged_ones: list[Judged]) -> dict[str, int]:
+    imported = [one.verdict for one in judged_ones if one.verdict.imports is None]
+    return {
+        f"chain on {place}": sum(verdict.chains[place] is None for verdict in imported)
+        for place in ("CPU", *CARDS)
+    }
+
+
+def _share(kind: str, of_kind: list[Judged]) -> dict[str, Any]:
+    imported = [one.verdict for one in of_kind if one.verdict.imports is None]
+    ran = sorted(
+        (verdict for verdict in imported if verdict.chains["CPU"] is None),
+        key=lambda verdict: verdict.distance,
+    )
+    return {
+        "networks": kind,
+        "count": len(of_kind),
+        "import": len(imported),
+        **_chains(of_kind),
+        "median distance": ran[len(ran) // 2].distance if ran else None,
+        "largest distance": ran[-1].distance if ran else None,
+        "float32 error there": ran[-1].float32_error if ran else None,
+    }
+
+
+def reasons(verdicts: list[Judged]) -> list[dict[str, Any]]:
+    """A row for each reason why networks are not imported or no chain somewhere: how many, and how wide they are."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for _, width, _, verdict in verdicts:
+        if verdict.imports is not None:
+            found.setdefault(("import", verdict.imports), []).append(width)
+        for place, why in verdict.chains.items():
+            if why is not None:
+                found.setdefault((f"chain on {place}", _LAYER.sub("", why)), []).append(width)
+    return [
+        {
+            "refused": what,
+            "times": len(widths),
+            "channels": ", ".join(f"{w} ({n})" for w, n in sorted(Counter(widths).items())),
+            "why": why,
+        }
+        for (what, why), widths in sorted(found.items(), key=lambda item: -len(item[1]))
     ]
 
 
 def main() -> None:
     """Print both tables and save them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=400, help="networks drawn")
+    parser.add_argument("--count", type=int, default=800, help="networks drawn")
     count = parser.parse_args().count
     torch.manual_seed(SEED)
     warnings.simplefilter("ignore", UserWarning)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    verdicts = [
-        (network.kind, judged(network, device))
-        for networks in (neuraloperators(count), physicsnemos())
-        for network in networks
-    ]
-    table, why = shares(verdicts), reasons(verdicts)
-    print_table(f"networks that run as one chain, on {device.type}", table)
+    with host_plans():
+        verdicts = [
+            Judged(network.kind, network.width, network.expansion, judged(network))
+            for networks in (neuraloperators(count), physicsnemos())
+            for network in networks
+        ]
+    table, of_mlps, why = shares(verdicts), by_channel_mlp(verdicts), reasons(verdicts)
+    print_table("networks that run as one chain", table)
+    print_table("drawn networks by channels and expansion of their channel MLPs", of_mlps)
     if why:
         print_table("why the others do not", why)
-    save("chains", [{**row, "device": device.type} for row in table] + why)
+    save("chains", table + of_mlps + why)
 
 
 if __name__ == "__main__":

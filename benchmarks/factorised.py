@@ -1,7 +1,7 @@
 """Factorised spectral weights: multiplied out once, as the importer does, against contracting the factors in each call.
 
-`python -m benchmarks.factorised` times the channel product of one layer, on the CPU (CPU time of one thread) and on a GPU
-if there is one (a CUDA graph), and writes results/factorised.jsonl.
+`python -m benchmarks.factorised` times the channel product of one layer on a GPU, as a CUDA graph, and writes
+results/factorised.jsonl. `benchmarks.tfno` times whole networks on a CPU.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from time import process_time
 from typing import Any
 
 import tltorch
 import torch
 from neuralop.layers.spectral_convolution import get_contract_fun
 
-from benchmarks.gpu.device import in_graph, milliseconds
-from benchmarks.timing import medians, print_table, processor, save
+from benchmarks.gpu.device import in_graph, milliseconds, require_gpu
+from benchmarks.timing import print_table, save
 from turbofno.models.importers.neuraloperator.spectral_weights import stored_weight
 from turbofno_ops._channels import mix, mode_major
 
@@ -62,13 +61,13 @@ def candidates(weight: Any) -> dict[str, Candidate]:
             lambda z: contract(z, weight, separable=False), torch.Tensor.contiguous, lambda y: y
         ),
     }
-    staged = _staged(stored.parts, n_dim)
-    if staged is not None:
-        found["in stages"] = Candidate(staged, to_modes, from_modes)
+    by_stages = staged(stored.parts, n_dim)
+    if by_stages is not None:
+        found["in stages"] = Candidate(by_stages, to_modes, from_modes)
     return found
 
 
-def _staged(parts: dict[str, torch.Tensor], n_dim: int) -> Call | None:
+def staged(parts: dict[str, torch.Tensor], n_dim: int) -> Call | None:
     """Contract the channel factors in each call, the mode factors beforehand; None for TT.
 
     A tensor train has no factor of the channels alone.
@@ -102,14 +101,14 @@ def rows(device: torch.device) -> Iterator[dict[str, object]]:
         found = candidates(weight)
         spectra = [
             torch.randn(batch, width, *modes, dtype=torch.complex64, device=device)
-            for _ in range(4 if device.type == "cuda" else 1)
+            for _ in range(4)
         ]
         _check(found, spectra[0])
         ms = _milliseconds(found, spectra)
         stored = stored_weight(dict(weight.state_dict()), "weight")
         contracted = min(value for name, value in ms.items() if name != "multiplied out")
         yield {
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu(),
+            "device": torch.cuda.get_device_name(device),
             "torch": torch.__version__,
             "layer": f"{len(modes)}D C{width} m{'x'.join(map(str, modes))}",
             "weight": f"{kind} {rank}",
@@ -121,10 +120,6 @@ def rows(device: torch.device) -> Iterator[dict[str, object]]:
             "in stages ms": ms.get("in stages", ""),
             "contracting is faster": ms["multiplied out"] / contracted,
         }
-
-
-def _cpu() -> str:
-    return f"{processor()}, {torch.get_num_threads()} thread"
 
 
 @torch.inference_mode()
@@ -141,30 +136,18 @@ def _check(found: dict[str, Candidate], spectrum: torch.Tensor) -> None:
 def _milliseconds(found: dict[str, Candidate], spectra: Sequence[torch.Tensor]) -> dict[str, float]:
     """Milliseconds of one product, by candidate."""
     fields = {name: [way.layout(z) for z in spectra] for name, way in found.items()}
-    if spectra[0].is_cuda:
-        graphs = [in_graph(way.call, fields[name]) for name, way in found.items()]
-        ms = milliseconds(graphs, seconds=0.2)
-        return {name: value / len(spectra) for name, value in zip(found, ms, strict=True)}
-
-    def run(name: str) -> Callable[[], object]:
-        return lambda: [found[name].call(z) for z in fields[name]]
-
-    seconds = medians(
-        {name: run(name) for name in found}, seconds=0.3, least_rounds=3, clock=process_time
-    )
-    return {name: value * 1e3 / len(spectra) for name, value in seconds.items()}
+    graphs = [in_graph(way.call, fields[name]) for name, way in found.items()]
+    ms = milliseconds(graphs, seconds=0.2)
+    return {name: value / len(spectra) for name, value in zip(found, ms, strict=True)}
 
 
 def main() -> None:
     """Measure, print and record."""
+    require_gpu()
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
-    torch.set_num_threads(1)
-    devices = [torch.device("cpu")]
-    if torch.cuda.is_available():
-        devices.append(torch.device("cuda"))
     measured = []
-    for row in (row for device in devices for row in rows(device)):
+    for row in rows(torch.device("cuda")):
         measured.append(row)
         print(row["device"], row["layer"], row["weight"], row["batch"], "measured", flush=True)
     print_table("One layer's product over channels, ms", measured)

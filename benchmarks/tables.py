@@ -222,6 +222,7 @@ def gpu_drawn(rows: list[Row]) -> list[str]:
         for of in _by(sorted(rows, key=lambda row: row["axes"]), "axes", "batch")
     ]
     slower = [row["network"] for row in rows if row["speed-up"] < 1]
+    widths = [row["hidden channels"] for row in rows]
     coarser = [
         f"{row['network']} ({row['relative L2 error']:.1e}, float32 {row['float32 error on the CPU']:.1e})"
         for row in rows
@@ -231,8 +232,8 @@ def gpu_drawn(rows: list[Row]) -> list[str]:
         "## Random imported networks",
         "",
         *measured_on(rows[0]),
-        f"{len(rows)} networks of neuraloperator 2.0 with random arguments (`benchmarks.chains`): calls of the library with",
-        "PyTorch's defaults, and of the imported network as the service runs it, at fp32. Slower than the library: "
+        f"{len(rows)} networks of neuraloperator 2.0 with random arguments and {min(widths)} to {max(widths)} hidden channels: calls of",
+        "the library with PyTorch's defaults, and of the imported network as the service runs it, at fp32. Slower than the library: "
         f"{', '.join(slower) or 'none'}.",
         "",
         *markdown(
@@ -245,6 +246,61 @@ def gpu_drawn(rows: list[Row]) -> list[str]:
         f"More than twice float32's error: {', '.join(coarser) or 'none'}. Float32 rounds a value by up to 6.0e-08.",
         "",
     ]
+
+
+def chains(lines: list[Row]) -> list[str]:
+    """The section of the share of imported networks that run as chains; the first line is the environment."""
+    where, *rows = lines
+    by_kind, by_mlp, refused = (
+        [row for row in rows if key in row] for key in ("networks", "expansion", "refused")
+    )
+    places = [key for key in by_kind[0] if key.startswith("chain on ")]
+    return [
+        "## Imported networks as chains of kernels",
+        "",
+        f"PyTorch {where['torch']}, commit {where['commit']}, {where['at'][:10]}; `python -m benchmarks.chains`.",
+        "",
+        "Networks with random weights, saved by neuraloperator 2.0.0, or with PhysicsNeMo's tensors, and imported. Defaults: 64",
+        "channels (PhysicsNeMo's 32) and one common change each. Drawn: every argument that changes the result varies. On the CPU",
+        "each ran as a chain of torch stages; distance is its relative L2 distance from the library. Where the largest exceeds 1e-5,",
+        "the last column has the library's own float32 error against float64. For the cards the kernels' support checks were asked at",
+        "float32, with the card's limits; no card ran. A chain somewhere is one on each of three grids (CPU: up to 256, 45x45,",
+        "18x18x18; cards: up to 4096, 256x256, 64x64x64, with odd sizes).",
+        "",
+        *markdown(
+            [
+                *("networks", "count", "import", *places, "median distance", "largest distance"),
+                "library's float32 error there",
+            ],
+            [
+                [
+                    *(row["networks"], row["count"], row["import"]),
+                    *(_share_of(row[place], row["import"]) for place in places),
+                    *(row["median distance"], row["largest distance"], row["float32 error there"]),
+                ]
+                for row in by_kind
+            ],
+        ),
+        "Drawn networks by hidden channels and by the expansion of their channel MLPs (the library's default is 0.5):",
+        "",
+        *markdown(
+            ["channels", "expansion", "import", *places],
+            [
+                [
+                    *(row["channels"], row["expansion"] or "no MLP", row["import"]),
+                    *(_share_of(row[place], row["import"]) for place in places),
+                ]
+                for row in by_mlp
+            ],
+        ),
+        "Refusals, each with the channels of its networks and, in brackets, how many they are:",
+        "",
+        *markdown(["refused", "times", "channels", "why"], (list(row.values()) for row in refused)),
+    ]
+
+
+def _share_of(part: int, whole: int) -> str:
+    return f"{part} ({part / whole:.1%})" if whole else ""
 
 
 def gpu_heatmap(rows: list[Row]) -> list[str]:
@@ -367,6 +423,7 @@ _CPU_TITLES = {
     "service": "The service",
     "resolution": "Error by the grid on which the network runs",
     "factorised": "Factorised weights: channel product of one layer",
+    "tfno": "Factorised weights: whole networks on a CPU",
 }
 
 
@@ -422,6 +479,7 @@ def document(results: Path = RESULTS) -> str:
         ("gpu_models", gpu_models),
         ("gpu_imported", gpu_imported),
         ("gpu_drawn", gpu_drawn),
+        ("chains", chains),
         ("gpu_heatmap", gpu_heatmap),
         ("gpu_fft", gpu_fft),
         ("gpu_trust", gpu_trust),

@@ -1,0 +1,56 @@
+"""Support of a chain by the CUDA kernels on a card that is not there: their host plans, with that card's limits.
+
+The plans (csrc/plan) are plain C++ that decide which shapes the kernels run. They are compiled for the CPU here, so that no GPU
+and no CUDA is needed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import torch
+
+from turbofno_ops import CompiledFNO, GraphCache, _native, _support
+from turbofno_ops._support import Device
+from turbofno_ops.description import Size
+
+CARDS = {"H200": Device(132, 227 * 1024, True), "A100": _support.A100}
+"""Name -> limits. An H100 has those of an H200."""
+_PLANS = Path(__file__).parents[1] / "csrc" / "plan"
+
+
+@contextmanager
+def host_plans() -> Iterator[None]:
+    """Answer support checks by the plans of this tree instead of those of the installed CUDA library. Needs g++."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "plans.so"
+        sources = sorted(_PLANS.glob("*.cpp"))
+        subprocess.run(
+            ["g++", "-std=c++17", "-O2", "-shared", "-fPIC", *sources, "-o", file], check=True
+        )
+        library = ctypes.CDLL(str(file))
+        _native.declare_host(library, _native.REFUSALS, ctypes.c_char_p)
+        with mock.patch.object(_native, "_library", return_value=library):
+            yield
+
+
+def refusals(chain: CompiledFNO, card: Device, grids: Sequence[Size]) -> list[str | None]:
+    """Reasons why the kernels do not run a chain on grids on a card at float32, None where they do. Within `host_plans`.
+
+    Args:
+        chain: Compiled for the CPU.
+        card: One of `CARDS`.
+        grids: Grids of the network's input.
+    """
+    # asking what a chain supports starts nothing on its device
+    on_card = CompiledFNO(
+        chain._chain, torch.device("cuda", 0), "fp32", chain.buckets(), GraphCache()
+    )
+    with mock.patch.object(_support, "device_limits", return_value=card):
+        return [on_card.refusal(grid) for grid in grids]
