@@ -8,6 +8,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from turbofno_ops._activations import ACTIVATIONS
+from turbofno_ops._choice import Choice
 from turbofno_ops._graphs import GraphCache
 from turbofno_ops._native import NativeStatus, native_status
 from turbofno_ops._support import gpu_refusal
@@ -28,7 +29,7 @@ from turbofno_ops.description import (
     Spectral,
     SpectralTerm,
 )
-from turbofno_ops.dispatch import BACKENDS, Choice, explain, last_choice
+from turbofno_ops.dispatch import BACKENDS, explain, last_choice
 from turbofno_ops.fourier_layer import fourier_layer
 from turbofno_ops.module_graph import GraphRefused, ModuleGraphs
 from turbofno_ops.plan import CompiledFNO, compile_fno

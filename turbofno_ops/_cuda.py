@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -79,14 +80,21 @@ class _Analysis(NamedTuple):
     workspace_bytes: int
 
 
-class TileProgram(NamedTuple):
-    """A tile program planned for one shape: launches in order.
+class _Planned(NamedTuple):
+    """A piece with its launches.
 
     A stored field is analysed by one launch on cards with wgmma, elsewhere by kernels of a few modes each.
     """
 
+    piece: Piece
+    launches: tuple[_Kernel, ...] | _Analysis
+
+
+class TileProgram(NamedTuple):
+    """A tile program planned for one shape: its pieces in order."""
+
     steps: tuple[Step, ...]
-    kernels: tuple[tuple[_Kernel, ...] | _Analysis, ...]
+    pieces: tuple[_Planned, ...]
 
 
 class CudaStages:
@@ -158,11 +166,11 @@ class CudaStages:
         """
         found = self._programs.get((steps, shape))
         if found is None:
-            kernels = tuple(
-                self._analysis(piece, shape) or self._parts(piece, shape)
+            planned = tuple(
+                _Planned(piece, self._analysis(piece) or self._parts(piece))
                 for piece in pieces(steps, shape)
             )
-            found = self._programs[steps, shape] = TileProgram(steps, kernels)
+            found = self._programs[steps, shape] = TileProgram(steps, planned)
         return found
 
     def run(
@@ -180,15 +188,22 @@ class CudaStages:
         """
         steps = program.steps
         stored = operands.x if len(steps) > 1 and isinstance(steps[1], Store) else None
+        fields: dict[str, Field | None] = {"x": operands.x, "saved": operands.saved}
         given, done = operands, Results()
-        for parts in program.kernels:
-            if isinstance(parts, _Analysis):
-                done = Results(spectra=self._analyze(parts, _required(given.saved)))
-            else:
-                done = self._launch_all(parts, given, weights or {}, channel_first=channel_first)
+        for piece, launches in program.pieces:
+            if isinstance(launches, _Analysis):
+                done = Results(spectra=self._analyze(launches, _required(fields[piece.y])))
+                continue
+            makes_result = piece.to == "out"
+            given = replace(given, x=fields[piece.x], saved=fields.get(piece.y))
+            done = self._launch_all(
+                launches, given, weights or {}, channel_first=channel_first or makes_result
+            )
+            if makes_result:
+                done = Results(out=done.x)
             stored = done.x if done.x is not None else stored
-            saved = done.x if done.saved is None else done.saved
-            given = Operands(x=operands.x, saved=saved, moments=done.moments)
+            fields[piece.to] = done.x if done.saved is None else done.saved
+            given = Operands(moments=done.moments)
         return Results(stored, done.saved, done.moments, done.spectra, done.out)
 
     def convert(self, x: torch.Tensor) -> Field:
@@ -207,11 +222,11 @@ class CudaStages:
         """Bytes of all tables on the device."""
         found = [*self.mix.tables]
         for program in self._programs.values():
-            for parts in program.kernels:
-                if isinstance(parts, _Analysis):
-                    found.append(parts.table)
+            for _, launches in program.pieces:
+                if isinstance(launches, _Analysis):
+                    found.append(launches.table)
                     continue
-                found += [table for one in parts for table in one.tables.values()]
+                found += [table for one in launches for table in one.tables.values()]
         return sum({table.data_ptr(): table.nbytes for table in found}.values())
 
     def _field(self, batch: int, channels: int, grid: Size) -> ChannelsLast:
@@ -228,15 +243,16 @@ class CudaStages:
             modes=0 if given.mixed is None else given.mixed.shape[-1],
         )
 
-    def _analysis(self, piece: Piece, shape: Shape) -> _Analysis | None:
+    def _analysis(self, piece: Piece) -> _Analysis | None:
         """Plan the analysis of a stored field, or return None if the piece is another or needs a tile program."""
         if [type(step) for step in piece.steps] != [Restore, Analyze]:
             return None
+        shape = piece.shape
         structure = RowAnalysis(
             batch=shape.batch,
             outer=math.prod(shape.grid[:-1]),
             points=shape.grid[-1],
-            channels=piece.channels,
+            channels=shape.channels,
             modes=shape.next_modes,
             precision=PRECISIONS.index(self._precision),
             weights_settled=self._settled,
@@ -249,10 +265,10 @@ class CudaStages:
         workspace_bytes = bytes_of("analyze_rows_workspace_bytes", structure)
         return _Analysis(shape, structure, table, workspace_bytes)
 
-    def _parts(self, piece: Piece, shape: Shape) -> tuple[_Kernel, ...]:
+    def _parts(self, piece: Piece) -> tuple[_Kernel, ...]:
         if piece.refusal is not None:
             raise ValueError(f"the CUDA kernels do not support this: {piece.refusal}")
-        shape = shape._replace(channels=piece.channels)
+        shape = piece.shape
         if not isinstance(piece.steps[-1], Analyze) or len(piece.steps) > 2:
             return (self._kernel(piece.steps, shape, 0),)
         # few modes per kernel, so that the sums of many warps fit

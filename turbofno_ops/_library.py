@@ -17,9 +17,10 @@ from torch.library import Library
 from turbofno_ops import _cuda_layer, _gemm, _reference
 from turbofno_ops._activations import activate_in_place, activation_gradient
 from turbofno_ops._channels import mix, mode_major, skip_and_bias
+from turbofno_ops._choice import Choice
 from turbofno_ops._implementations import add_implementation
 from turbofno_ops._modes import column_weights
-from turbofno_ops.dispatch import Choice, choose, choose_for, log_fallback, record
+from turbofno_ops.dispatch import choose, choose_for, log_fallback, record
 
 _IMPLEMENTATIONS: dict[str, ModuleType] = {"reference": _reference, "gemm": _gemm}
 

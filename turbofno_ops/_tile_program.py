@@ -29,6 +29,7 @@ from turbofno_ops._stages import (
     Store,
     Synthesis,
 )
+from turbofno_ops._wide_maps import blocks_of, steps_with_blocks
 from turbofno_ops.description import PRECISIONS, PointwiseMap, Size
 
 _WORD = 16  # bytes: size granularity of points, alignment of tensors
@@ -209,7 +210,7 @@ def cached_operand_bytes(steps: Iterable[Step]) -> int:
     """Return the bytes of all cached operands of these steps."""
     return sum(
         tensor.nbytes
-        for step in steps
+        for step in steps_with_blocks(tuple(steps))
         if isinstance(step, Weighted)
         for operands in _kept.get(step, {}).values()
         for tensor in operands
@@ -294,26 +295,85 @@ def plan_kernel(steps: tuple[Step, ...], shape: Shape) -> Planned:
 
 
 class Piece(NamedTuple):
-    """A part of a program that is one kernel, the channels of y after its first step, and its refusal or None."""
+    """A part of a program that is one kernel, the sizes that it runs on, and its refusal or None.
+
+    Fields between pieces have names. "x" is that of the program, "saved" what the next piece restores. A channel MLP or
+    projection too wide for a kernel is cut into blocks of "hidden" channels, whose parts of the result add up to a "sum".
+
+    Attributes:
+        x: The field that maps and gates read.
+        y: The field that `Restore` reads.
+        to: The field that `Save` writes, or "out" if `Store` writes the network's result.
+    """
 
     steps: tuple[Step, ...]
-    channels: int
+    shape: Shape
     refusal: str | None
+    x: str = "x"
+    y: str = "saved"
+    to: str = "saved"
 
 
 def pieces(steps: tuple[Step, ...], shape: Shape) -> Iterator[Piece]:
     """Split a program into as few kernels as possible, before a map or analysis. y is saved in memory in between."""
-    rest, channels = kernel_steps(steps), shape.channels
+    rest = kernel_steps(steps)
     while rest:
-        of = shape._replace(channels=channels)
-        cut = _first_piece_length(rest, of)
-        piece = rest[:cut]
-        if cut < len(rest) and not isinstance(piece[-1], Store):
-            # the next piece restores what this one saves
-            piece = (*piece, Save(moments=False))
-        yield Piece(piece, channels, plan_kernel(piece, of).refusal)
-        channels = widths(piece, channels)[-1]
+        cut = _first_piece_length(rest, shape)
+        piece = _piece(rest[:cut], shape, ends=cut == len(rest))
+        if piece.refusal is not None and _is_wide(rest):
+            yield from _pieces_of_wide(rest, shape)
+            return
+        yield piece
+        shape = shape._replace(channels=widths(piece.steps, shape.channels)[-1])
         rest = (Restore(), *rest[cut:]) if cut < len(rest) else ()
+
+
+def _piece(steps: tuple[Step, ...], shape: Shape, *, ends: bool, **fields: str) -> Piece:
+    """Return steps as a piece. It saves y if it does not end the program."""
+    if not ends and not isinstance(steps[-1], Store):
+        steps = (*steps, Save(moments=False))
+    return Piece(steps, shape, plan_kernel(steps, shape).refusal, **fields)
+
+
+def _is_wide(steps: tuple[Step, ...]) -> bool:
+    """True if the steps begin with a channel MLP or projection of a stored field."""
+    return (
+        len(steps) > 1
+        and isinstance(steps[0], Source | Restore)
+        and isinstance(steps[1], MLP | Project)
+    )
+
+
+def _pieces_of_wide(steps: tuple[Step, ...], shape: Shape) -> Iterator[Piece]:
+    """Split a program that begins with a channel MLP or projection of a stored field: blocks of it, then what follows."""
+    first, wide, *after = steps
+    assert isinstance(wide, MLP | Project)
+    field = "x" if isinstance(first, Source) else "saved"
+    of_field = shape
+    if field == "saved":
+        of_field = shape._replace(x_channels=shape.channels, x_channel_first=False)
+    blocks = blocks_of(wide)
+    for i, block in enumerate(blocks):
+        x, of_x = field, of_field
+        if block.hidden:
+            yield _piece(block.hidden, of_field, ends=False, x=field, to="hidden")
+            hidden = widths(block.hidden, 0)[-1]
+            x, of_x = "hidden", shape._replace(x_channels=hidden, x_channel_first=False)
+        out: tuple[Step, ...] = (Restore(), *block.out) if i else block.out
+        of_x = of_x._replace(channels=widths(block.out, 0)[-1])
+        if i < len(blocks) - 1:
+            yield _piece(out, of_x, ends=False, x=x, y="sum", to="sum")
+        elif isinstance(wide, Project):
+            yield _piece((*out, Store()), of_x, ends=True, x=x, y="sum", to="out")
+        else:
+            # what reads the program's x is for later pieces
+            reads = (k for k, step in enumerate(after) if isinstance(step, AddMap | AddGate))
+            own = (*out, *after[: next(reads, len(after))])
+            cut = _first_piece_length(own, of_x)
+            rest = (*out, *after)[cut:]
+            yield _piece(own[:cut], of_x, ends=not rest, x=x, y="sum")
+            if rest:
+                yield from pieces((Restore(), *rest), shape._replace(channels=of_x.channels))
 
 
 def _first_piece_length(steps: tuple[Step, ...], shape: Shape) -> int:

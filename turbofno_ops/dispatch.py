@@ -6,12 +6,12 @@ import logging
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 
 from turbofno_ops import _cuda_layer
+from turbofno_ops._choice import Choice, largest_prime_factor
 
 BACKENDS = ("reference", "gemm", "cuda")
 
@@ -24,19 +24,6 @@ _GEMM_FLOPS_PER_FFT_FLOP = {1: 3.0, 2: 5.0, 3: 4.0}
 # FFTs are fast for small prime factors; larger ones take several times longer.
 _LARGEST_FAST_FACTOR = 13
 _SLOW_FACTOR_PENALTY = 4.0
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A chosen backend.
-
-    Attributes:
-        backend: A name of `BACKENDS`.
-        reason: Why it was chosen.
-    """
-
-    backend: str
-    reason: str
 
 
 _ran = threading.local()
@@ -62,18 +49,6 @@ def fft_flops(size: Sequence[int]) -> float:
     """Return the operations of one real FFT of one channel: 2.5 N log2 N."""
     points = math.prod(size)
     return 2.5 * points * math.log2(max(points, 2))
-
-
-@lru_cache(maxsize=4096)
-def largest_prime_factor(n: int) -> int:
-    """Return the largest prime factor of n, or 1."""
-    factor = 2
-    while factor * factor <= n:
-        if n % factor == 0:
-            n //= factor
-        else:
-            factor += 1
-    return n
 
 
 def choose(

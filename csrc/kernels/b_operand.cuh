@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../plan/ceil_div.h"
+#include "async_copy.cuh"
 #include "wgmma.cuh"
 
 namespace turbofno {
@@ -25,8 +26,17 @@ template <typename P> struct MmaOperandB {
     __device__ __forceinline__ MmaOperandB(uint4 *shared, int terms, int pairs, int lane)
         : words(shared + lane), inv_scale(inv_scales_of<P>(shared, terms, pairs)), pairs(pairs) {}
 
+    static __device__ __forceinline__ uint4 *place(uint4 *shared, int pairs, const WordIndex &at) {
+        return shared + (at.chunk * pairs + at.pair) * kPairWords<P> + (at.step * P::kPlanes + at.plane) * kLanes + at.lane;
+    }
+
     static __device__ __forceinline__ void put(uint4 *shared, int pairs, const WordIndex &at, uint4 word) {
-        shared[(at.chunk * pairs + at.pair) * kPairWords<P> + (at.step * P::kPlanes + at.plane) * kLanes + at.lane] = word;
+        *place(shared, pairs, at) = word;
+    }
+
+    // The same for a word in global memory; zeros if it does not exist.
+    static __device__ __forceinline__ void copy(uint4 *shared, int pairs, const WordIndex &at, const uint4 *from, bool exists) {
+        copy_async<16>(place(shared, pairs, at), from, exists);
     }
 
     // values += a . b over the 32 terms of a chunk (the first 16 if steps = 1), from column 16 `pair` on.
@@ -52,13 +62,23 @@ template <typename P> struct WgmmaOperandB {
         return (((step * P::kPlanes + plane) * 2 + half) * fragments + fragment) * kLanes;
     }
 
-    static __device__ __forceinline__ void put(uint4 *shared, int pairs, const WordIndex &at, uint4 word) {
+    // Place of each of a word's four values.
+    static __device__ __forceinline__ uint32_t *place(uint4 *shared, int pairs, const WordIndex &at, int value) {
         auto *to = reinterpret_cast<uint32_t *>(shared) + at.lane;
-        const int step = 2 * at.chunk + at.step, fragment = 2 * at.pair;
-        to[matrix(2 * pairs, step, at.plane, 0, fragment)] = word.x;
-        to[matrix(2 * pairs, step, at.plane, 1, fragment)] = word.y;
-        to[matrix(2 * pairs, step, at.plane, 0, fragment + 1)] = word.z;
-        to[matrix(2 * pairs, step, at.plane, 1, fragment + 1)] = word.w;
+        return to + matrix(2 * pairs, 2 * at.chunk + at.step, at.plane, value % 2, 2 * at.pair + value / 2);
+    }
+
+    static __device__ __forceinline__ void put(uint4 *shared, int pairs, const WordIndex &at, uint4 word) {
+        *place(shared, pairs, at, 0) = word.x;
+        *place(shared, pairs, at, 1) = word.y;
+        *place(shared, pairs, at, 2) = word.z;
+        *place(shared, pairs, at, 3) = word.w;
+    }
+
+    static __device__ __forceinline__ void copy(uint4 *shared, int pairs, const WordIndex &at, const uint4 *from, bool exists) {
+        const auto *values = reinterpret_cast<const uint32_t *>(from);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) copy_async<4>(place(shared, pairs, at, i), values + i, exists);
     }
 
     template <int FRAGMENTS>

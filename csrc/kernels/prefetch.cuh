@@ -2,6 +2,7 @@
 // field 16 neighbouring points of a row are contiguous, so one bulk copy does it.
 #pragma once
 
+#include "async_copy.cuh"
 #include "mbarrier.cuh"
 #include "warp_mma.cuh"
 
@@ -39,20 +40,20 @@ struct PrefetchBuffer {
 #else
 
 struct PrefetchBuffer {
-    unsigned buffer;
+    char *buffer;
 
-    __device__ __forceinline__ PrefetchBuffer(void *buffer, void *, bool, int) : buffer(shared_address(buffer)) {}
+    __device__ __forceinline__ PrefetchBuffer(void *buffer, void *, bool, int) : buffer(static_cast<char *>(buffer)) {}
 
     __device__ __forceinline__ void load_async(const char *from, int bytes, int lane) const {
         __syncwarp();
         for (int at = 16 * lane; at < bytes; at += 16 * 32) {
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(buffer + at), "l"(from + at) : "memory");
+            copy_async<16>(buffer + at, from + at, true);
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        commit_copies();
     }
 
     __device__ __forceinline__ void wait() {
-        asm volatile("cp.async.wait_group 0;" ::: "memory");
+        wait_copies<0>();
         __syncwarp();
     }
 };

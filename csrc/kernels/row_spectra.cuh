@@ -325,7 +325,7 @@ __device__ void copy_analysis(uint4 *to, const void *table, int tiles, int colum
         const auto *from = static_cast<const uint4 *>(table) + (tile * pairs + pair) * kOfPair + rest % kOfPair;
         // one tile is one step of 16 terms
         const WordIndex at{tile / 2, tile % 2, pair, rest % kOfPair / kLanes, i % kLanes};
-        WgmmaOperandB<P>::put(to, kPairs, at, exists ? *from : uint4{});
+        WgmmaOperandB<P>::copy(to, kPairs, at, exists ? from : static_cast<const uint4 *>(table), exists);
     }
 }
 

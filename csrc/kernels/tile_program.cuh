@@ -28,8 +28,8 @@ __device__ void copy_operand(uint4 *to, const void *operand, int terms, int pair
         const int chunk = i / words, rest = i - chunk * words;
         const int pair = rest / kPairWords<P>, word = rest % kPairWords<P> / kLanes;
         const bool exists = first_pair + pair < pairs_all;
-        const uint4 value = exists ? from[(chunk * pairs_all + first_pair) * kPairWords<P> + rest] : uint4{};
-        B::put(to, pairs_held, {chunk, word / P::kPlanes, pair, word % P::kPlanes, i % kLanes}, value);
+        const WordIndex at{chunk, word / P::kPlanes, pair, word % P::kPlanes, i % kLanes};
+        B::copy(to, pairs_held, at, exists ? from + (chunk * pairs_all + first_pair) * kPairWords<P> + rest : from, exists);
     }
     const auto *inv_scales = reinterpret_cast<const float *>(from + chunks * pairs_all * kPairWords<P>);
     float *to_inv_scales = inv_scales_of<P>(to, terms, pairs_held);
@@ -40,7 +40,7 @@ __device__ void copy_operand(uint4 *to, const void *operand, int terms, int pair
 }
 
 __device__ void copy_words(uint4 *to, const void *from, int words) {
-    for (int i = threadIdx.x; i < words; i += blockDim.x) to[i] = static_cast<const uint4 *>(from)[i];
+    for (int i = threadIdx.x; i < words; i += blockDim.x) copy_async<16>(to + i, static_cast<const uint4 *>(from) + i, true);
 }
 
 // Copies `count` entries of a vector over channels from `first` on, zero padded beyond its `size` entries.
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
     const int pairs_all = ceil_div(t.width, 16), tiles = ceil_div(t.points, kTilePoints);
     const int chunks = ceil_div(2 * t.modes, 32), columns = ceil_div(2 * t.next_modes, 8);
 
-    // prologue: weights and tables; it may overlap the previous kernel unless that one writes them
+    // prologue: weights and tables, all in flight at once; it may overlap the previous kernel unless that one writes them
     if (!t.weights_settled) pdl_wait();
     for (int i = 0; i < t.steps; ++i) {
         const turbofno_step &step = t.step[i];
@@ -265,7 +265,6 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
     }
     if constexpr (WGMMA) {
         if (columns > 0) copy_analysis<P>(shared + plan.analysis_at, t.analysis, plan.segment_tiles, columns);
-        fence_proxy_async();
     } else {
         copy_words(shared + plan.analysis_at, t.analysis, plan.segment_tiles * ceil_div(columns, 2) * P::kPlanes * kLanes);
     }
@@ -274,6 +273,9 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
     float4 *const sums = reinterpret_cast<float4 *>(sums_at);
     float4 *const own_sums = sums + group.rank * plan.sums_words;
     WgmmaSums<P, FRAGMENTS> wgmma_sums;
+    commit_copies();
+    wait_copies<0>();
+    if constexpr (WGMMA) fence_proxy_async();
     __syncthreads();
     pdl_wait();
 

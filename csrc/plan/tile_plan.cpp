@@ -104,7 +104,8 @@ double cost(const turbofno_tile &t, const TilePlan &p, int64_t rows) {
     const double tile = (p.wgmma ? 0.6 * std::max(4.0, busy / 4) : std::max(2.5, 0.8 + 0.2 * busy)) * slower;
     const double spectra = t.modes > 0 ? 0.15 * chunks(2 * t.modes) * p.fragments / 8 / p.group_warps : 0.0;
     const double segments = ceil_div(p.split_tiles, p.segment_tiles) * (spectra + 0.3) * std::max(1.0, busy / 8);
-    return rounds * (ceil_div(p.split_tiles, p.group_warps) * tile + segments) + (p.splits > 1 ? 4 : 0);
+    const double prologue = p.first_group / 8000.0;
+    return prologue + rounds * (ceil_div(p.split_tiles, p.group_warps) * tile + segments) + (p.splits > 1 ? 4 : 0);
 }
 
 bool known(int value, int least, int most) { return value >= least && value <= most; }

@@ -156,7 +156,7 @@ def _too_large(call: Call, what: str, limit: int, setting: str | None) -> Payloa
     return PayloadTooLarge(f"{what}, the limit is {limit} ({env_name(setting)}); {remedy}")
 
 
-def _join(pieces: list[bytes | bytearray], buffer: memoryview | None) -> memoryview:
+def _join(pieces: list[bytes | bytearray | memoryview], buffer: memoryview | None) -> memoryview:
     """The body, in `buffer` if there is one; without a copy if it is a single piece."""
     if buffer is None:
         return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))

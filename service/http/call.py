@@ -74,18 +74,18 @@ class Body:
     __slots__ = ("complete", "pieces", "place", "size")
 
     def __init__(self) -> None:
-        self.pieces: list[bytes | bytearray] = []
+        self.pieces: list[bytes | bytearray | memoryview] = []
         self.place: memoryview | None = None
         """Memory for the whole body, in which everything after `pieces` was received."""
         self.size = 0
         self.complete = False
 
-    def add(self, piece: bytes) -> None:
+    def add(self, piece: bytes | memoryview) -> None:
         """Append a piece. Small ones are merged: a client could send millions, each an object."""
         self.size += len(piece)
         if len(piece) >= _SMALL_PIECE:
             self.pieces.append(piece)
-        elif self.pieces and type(self.pieces[-1]) is bytearray:
+        elif self.pieces and isinstance(self.pieces[-1], bytearray):
             self.pieces[-1] += piece
         else:
             self.pieces.append(bytearray(piece))

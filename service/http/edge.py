@@ -116,7 +116,7 @@ class Edge(HttpToolsProtocol):
         if between and self._repeats_head(data):
             assert self._headed is not None
             exchange = Exchange(self, self._headed.again(), chunked=True, keep_alive=True)
-            exchange.add(data[len(self._head) :])
+            exchange.add(memoryview(data)[len(self._head) :])
             exchange.complete = True
             self._begin(exchange)
             self._pace(exchange.call)

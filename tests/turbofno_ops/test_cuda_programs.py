@@ -48,7 +48,7 @@ DRAWS = tried(60, 150)
 LIMITS = {"fp32": (4e-7, 3), "tf32": (3e-3, 3e4), "bf16": (3e-2, 4e5)}
 # or twice the change by weights that are rounded to this: a sign or a clipped value may turn on them. float16 has tf32's digits
 WEIGHTS = {"fp32": torch.float32, "tf32": torch.float16, "bf16": torch.bfloat16}
-REFUSALS = ("do not fit in shared memory", "has more than 128 channels")
+REFUSALS = ("do not fit in shared memory",)
 RESULTS = ("x", "saved", "spectra", "out")
 
 

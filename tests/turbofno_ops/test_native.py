@@ -33,6 +33,7 @@ from turbofno_ops import (
     spectral_conv,
 )
 from turbofno_ops.__main__ import report
+from turbofno_ops._choice import Choice
 from turbofno_ops._stages import (
     MLP,
     AddMap,
@@ -43,7 +44,7 @@ from turbofno_ops._stages import (
 )
 from turbofno_ops._support import A100, program_refusal
 from turbofno_ops.description import PointwiseMap
-from turbofno_ops.dispatch import Choice, choose
+from turbofno_ops.dispatch import choose
 
 ROOT = Path(__file__).parents[2]
 # The tile kernels take a minute each, and the installation compiles them anyway.
@@ -118,15 +119,12 @@ def identity(out: int, channels: int) -> PointwiseMap:
 @pytest.mark.parametrize(
     ("channels", "step", "why"),
     [
-        (128, MLP(identity(256, 128), "gelu", identity(128, 256)), "do not fit in shared memory"),
-        (64, MLP(identity(128, 64), "gelu", identity(64, 128)), None),
-        (
-            129,
-            MLP(identity(16, 129), "gelu", identity(129, 16)),
-            "has more than 128 channels",
-        ),
+        (128, MLP(identity(256, 128), "gelu", identity(128, 256)), None),
+        (256, MLP(identity(1024, 256), "gelu", identity(256, 1024)), None),
+        (8, MLP(identity(16, 8), "gelu", identity(257, 16)), "channels are not in 1 .. 256"),
         (8, Project((identity(16, 8),), "none"), None),
-        (8, Project((identity(17, 8),), "none"), "output channels are not in 1 .. 16"),
+        (256, Project((identity(512, 256), identity(17, 512)), "gelu"), None),
+        (8, Project((identity(257, 8),), "none"), "channels are not in 1 .. 256"),
         (8, AddMap(torch.empty(8, 300, device="meta")), "map takes more than 256 channels"),
     ],
 )

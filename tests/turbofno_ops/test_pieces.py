@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,10 +15,13 @@ from turbofno_ops._cuda import CudaStages
 from turbofno_ops._stages import (
     MLP,
     Activate,
+    AddGate,
     AddMap,
     Analyze,
     Operands,
+    Project,
     Restore,
+    Results,
     Save,
     Source,
     Store,
@@ -25,6 +29,7 @@ from turbofno_ops._stages import (
 )
 from turbofno_ops._support import A100, Device, program_refusal
 from turbofno_ops._tile_program import Shape, cached_operand_bytes, pieces
+from turbofno_ops._torch_stages import TorchStages
 from turbofno_ops.description import PointwiseMap
 
 pytestmark = pytest.mark.usefixtures("served_shapes")
@@ -46,7 +51,7 @@ def shape_of(**changes: Any) -> Shape:
 def test_a_program_that_fits_is_one_kernel() -> None:
     steps = (Synthesis(), AddMap(torch.empty(64, 64, device="meta")), Store(), Analyze())
     (piece,) = pieces(steps, shape_of())
-    assert (piece.steps, piece.channels, piece.refusal) == (steps, 64, None)
+    assert (piece.steps, piece.shape, piece.refusal) == (steps, shape_of(), None)
 
 
 def test_an_analysis_of_many_modes_is_a_separate_kernel() -> None:
@@ -82,8 +87,8 @@ def test_a_program_without_shared_memory_is_supported() -> None:
 
 
 def test_a_piece_that_does_not_fit_is_refused() -> None:
-    wide = MLP(linear(64, 32), "gelu", linear(200, 64))
-    program = {
+    wide = MLP(linear(64, 32), "gelu", linear(300, 64))
+    program: dict[str, Any] = {
         "batch": 2,
         "channels": 32,
         "channels_of_x": 0,
@@ -92,7 +97,63 @@ def test_a_piece_that_does_not_fit_is_refused() -> None:
     }
     # the analysis is a separate kernel, because it has other channels than the mixed spectra
     refused = program_refusal((Synthesis(), wide, Analyze()), **program, modes=12, next_modes=12)
-    assert refused == "a program with a channel MLP or projection has more than 128 channels"
+    assert refused == "the channels are not in 1 .. 256"
+
+
+WIDE = {
+    "channel MLP": (Synthesis(), AddMap(torch.randn(200, 20)), MLP(linear(300, 200), "gelu", linear(200, 300)), Activate("relu"), Store(), Analyze()),
+    "channel MLP and gate": (Synthesis(), MLP(linear(520, 200), "gelu", linear(20, 520)), AddGate(torch.randn(20)), Store(), Analyze()),
+    "two channel MLPs": (Restore(), MLP(linear(256, 200), "tanh", linear(180, 256)), MLP(linear(64, 180), "gelu", linear(8, 64)), Store()),
+    "lifting": (Source(), MLP(linear(400, 20), "gelu", linear(200, 400)), Store(), Analyze()),
+    "projection": (Synthesis(), Activate("gelu"), Project((linear(400, 200), linear(3, 400)), "gelu")),
+    "projection by one map": (Restore(), Project((linear(3, 200),), "none")),
+    "projection of the input": (Source(), Store(), Project((linear(512, 20), linear(40, 512)), "gelu")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_wide_channel_mlps_go_through_blocks_of_hidden_channels(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pieces, each run by plain PyTorch, make the results of the whole program."""
+    monkeypatch.setattr(_cuda, "device_limits", lambda _: H100)
+    monkeypatch.setattr(_cuda, "device_clusters", lambda _: 0)
+    monkeypatch.setattr(_cuda, "bytes_of", lambda *_: 16)
+    steps, size, modes = WIDE[name], (6, 18), (4, 5)
+    plain = TorchStages(size, modes, size)
+    given = Operands(
+        x=torch.randn(2, 20, *size),
+        saved=torch.randn(2, 200, *size),
+        mixed=torch.randn(2, 200, 6, 6, dtype=torch.complex64),
+    )
+    if not isinstance(steps[0], Synthesis):
+        given = replace(given, mixed=None)
+
+    def launch_all(_: CudaStages, kernels: Any, given: Operands, *__: Any, **how: bool) -> Results:
+        done = plain.tile(kernels[0].steps, given)
+        assert how["channel_first"] == (done.x is not None and kernels[0].steps[-1] is stores[-1])
+        return done
+
+    def analyze(_: CudaStages, __: Any, field: torch.Tensor) -> torch.Tensor:
+        spectra = plain.tile((Restore(), Analyze()), Operands(saved=field)).spectra
+        assert spectra is not None
+        return spectra
+
+    stages = CudaStages(size, modes, device=DEVICE, precision="fp32")
+    shape = stages.shape(
+        batch=2, channels=20 if isinstance(steps[0], Source) else 200, x_channels=20,
+        x_channel_first=isinstance(steps[0], Source), modes=6,
+    )  # fmt: skip
+    program = stages.prepare(steps, shape)
+    stores = [piece.steps[-1] for piece, _ in program.pieces if piece.to == "out"] or [None]
+    assert {piece.x for piece, _ in program.pieces} != {"x"}, "a kernel holds none of these"
+    monkeypatch.setattr(CudaStages, "_launch_all", launch_all)
+    monkeypatch.setattr(CudaStages, "_analyze", analyze)
+    done, expected = stages.run(program, given), plain.tile(steps, given)
+    for field in ("x", "saved", "spectra", "out"):
+        whole = getattr(expected, field)
+        if whole is not None:
+            torch.testing.assert_close(getattr(done, field), whole, rtol=1e-3, atol=1e-2)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import torch
 
 from turbofno_ops import _cuda_layer
 from turbofno_ops._activations import parse_activation
+from turbofno_ops._choice import Choice
 from turbofno_ops._slab import Slab
 from turbofno_ops._stages import (
     Activate,
@@ -28,7 +29,7 @@ from turbofno_ops._validation import (
     check_skip_and_bias,
 )
 from turbofno_ops.description import Size
-from turbofno_ops.dispatch import Choice, record
+from turbofno_ops.dispatch import record
 from turbofno_ops.distributed.slabs import Group, check_device, check_slab, slab_of
 
 

@@ -1,6 +1,6 @@
 """Fourier transforms like those of torch.fft, on CUDA kernels of our own: full or truncated, in float32 and float16."""
 
-from turbofno_ops.dispatch import Choice
+from turbofno_ops._choice import Choice
 from turbofno_ops.fft._arguments import PRECISIONS
 from turbofno_ops.fft._choice import BACKENDS
 from turbofno_ops.fft._functions import (

@@ -6,8 +6,8 @@ import logging
 
 import torch
 
+from turbofno_ops._choice import Choice
 from turbofno_ops._support import gpu_refusal
-from turbofno_ops.dispatch import Choice
 from turbofno_ops.fft import _plan
 from turbofno_ops.fft._rule import torch_is_as_fast
 from turbofno_ops.fft._transform import Transform, real_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from turbofno_ops.dispatch import Choice
+from turbofno_ops._choice import Choice
 from turbofno_ops.fft import _library
 from turbofno_ops.fft._arguments import transform_of
 from turbofno_ops.fft._choice import choose

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from turbofno_ops.dispatch import largest_prime_factor
+from turbofno_ops._choice import largest_prime_factor
 from turbofno_ops.fft._transform import KINDS, Axis, Transform, real_of
 
 LEAST_VALUES = 2**21

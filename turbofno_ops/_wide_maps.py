@@ -1,0 +1,65 @@
+"""Channel MLPs and projections that no kernel holds, as maps from field to field through blocks of their hidden channels."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+
+from turbofno_ops._stages import MLP, Activate, AddMap, Affine, Project, Step
+
+_BLOCK = 256
+"""Hidden channels of a block: the most that a tile has."""
+
+
+class Block(NamedTuple):
+    """Steps of a block of hidden channels.
+
+    Attributes:
+        hidden: From y = 0, which read the step's input as x and make the hidden channels; empty if the step is one map.
+        out: From the sum of the blocks before, which read the hidden channels as x and add their part of the result.
+    """
+
+    hidden: tuple[Step, ...]
+    out: tuple[Step, ...]
+
+
+_kept: WeakKeyDictionary[MLP | Project, tuple[Block, ...]] = WeakKeyDictionary()
+
+
+def blocks_of(step: MLP | Project) -> tuple[Block, ...]:
+    """Return the blocks of a step. They are made once, because packed weights are kept by step."""
+    if step not in _kept:
+        _kept[step] = tuple(_blocks(step))
+    return _kept[step]
+
+
+def steps_with_blocks(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """Return the steps, and those of blocks that have been made of them."""
+    blocks = [
+        block for step in steps if isinstance(step, MLP | Project) for block in _kept.get(step, ())
+    ]
+    return (*steps, *(step for block in blocks for step in (*block.hidden, *block.out)))
+
+
+def _blocks(step: MLP | Project) -> list[Block]:
+    maps = (step.first, step.second) if isinstance(step, MLP) else step.maps
+    *before, last = maps
+    blocks = []
+    if not before:
+        blocks.append(Block((), (AddMap(last.weight),)))
+    for first in before:
+        for at in range(0, len(first.weight), _BLOCK):
+            part = slice(at, at + _BLOCK)
+            hidden: list[Step] = [AddMap(first.weight[part])]
+            hidden += _offset(None if first.bias is None else first.bias[part])
+            hidden.append(Activate(step.activation))
+            blocks.append(Block(tuple(hidden), (AddMap(last.weight[:, part]),)))
+    final = blocks[-1]
+    blocks[-1] = final._replace(out=(*final.out, *_offset(last.bias)))
+    return blocks
+
+
+def _offset(bias: torch.Tensor | None) -> list[Step]:
+    return [] if bias is None else [Affine(None, bias)]
