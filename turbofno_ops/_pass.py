@@ -15,7 +15,17 @@ from turbofno_ops._channels import mode_major, pointwise
 from turbofno_ops._exchange import ROW_AXIS, rearrange_rows, recut
 from turbofno_ops._lower import Chain, Mix, Tile
 from turbofno_ops._slab import Slab
-from turbofno_ops._stages import AddMap, Operands, Restore, Results, Source, Stages
+from turbofno_ops._stages import (
+    MLP,
+    AddMap,
+    Operands,
+    Project,
+    Restore,
+    Results,
+    Source,
+    Stages,
+)
+from turbofno_ops._wide_maps import stored_channels
 from turbofno_ops.description import PaddingMode, PointwiseMap, Scaling, Size
 
 MakeStages = Callable[[Size, Size, Size], Stages]
@@ -340,14 +350,19 @@ def _apply_maps(x: torch.Tensor, maps: tuple[PointwiseMap, ...], activation: str
 
 
 def bytes_per_element(chain: Chain, on_grid: list[MixOnGrid], field_dtype: torch.dtype) -> int:
-    """Estimate the peak bytes of one batch element during a pass: three fields and their spectra at a time."""
+    """Estimate the peak bytes of one batch element during a pass: three fields and their spectra at a time.
+
+    Channel MLPs that no kernel holds store further fields.
+    """
     most = 0
+    steps = [step for item in chain.items if isinstance(item, Tile) for step in item.steps]
+    stored = max((stored_channels(s) for s in steps if isinstance(s, MLP | Project)), default=0)
     for product in on_grid:
         points = max(math.prod(product.size), math.prod(product.out_size))
         lines = points // product.size[-1] + 1
         width = max(sum(weight.shape[-2:]) for weight in product.weights)
         spectra = 3 * width * product.modes[-1] * chain.dtype.to_complex().itemsize
-        most = max(most, width * points * field_dtype.itemsize + lines * spectra)
+        most = max(most, (width + stored) * points * field_dtype.itemsize + lines * spectra)
     points = math.prod(on_grid[0].size)
     widths = [m.weight.shape[0] for m in (*chain.lifting, *chain.tail)]
     return most + 2 * max(widths, default=0) * chain.dtype.itemsize * points

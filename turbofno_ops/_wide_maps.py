@@ -11,6 +11,8 @@ from turbofno_ops._stages import MLP, Activate, AddMap, Affine, Project, Step
 
 _BLOCK = 256
 """Hidden channels of a block: the most that a tile has."""
+_ALWAYS_HELD = 128
+"""Most channels that kernels hold with as many hidden ones; of fewer channels more hidden ones, with no larger weights."""
 
 
 class Block(NamedTuple):
@@ -41,6 +43,16 @@ def steps_with_blocks(steps: tuple[Step, ...]) -> tuple[Step, ...]:
         block for step in steps if isinstance(step, MLP | Project) for block in _kept.get(step, ())
     ]
     return (*steps, *(step for block in blocks for step in (*block.hidden, *block.out)))
+
+
+def stored_channels(step: MLP | Project) -> int:
+    """Return the most channels of fields that blocks of a step store at a time, or 0 if any card's kernels hold the step."""
+    maps = (step.first, step.second) if isinstance(step, MLP) else step.maps
+    (hidden, channels), out = maps[0].weight.shape, len(maps[-1].weight)
+    widest = max(channels, out)
+    if widest <= _ALWAYS_HELD and hidden * widest <= _ALWAYS_HELD**2:
+        return 0
+    return min(hidden, _BLOCK) + out
 
 
 def _blocks(step: MLP | Project) -> list[Block]:

@@ -28,8 +28,9 @@ from turbofno_ops._stages import (
     Synthesis,
 )
 from turbofno_ops._support import A100, Device, program_refusal
-from turbofno_ops._tile_program import Shape, cached_operand_bytes, pieces
+from turbofno_ops._tile_program import Shape, cached_operand_bytes, pieces, widths
 from turbofno_ops._torch_stages import TorchStages
+from turbofno_ops._wide_maps import stored_channels
 from turbofno_ops.description import PointwiseMap
 
 pytestmark = pytest.mark.usefixtures("served_shapes")
@@ -154,6 +155,24 @@ def test_wide_channel_mlps_go_through_blocks_of_hidden_channels(
         whole = getattr(expected, field)
         if whole is not None:
             torch.testing.assert_close(getattr(done, field), whole, rtol=1e-3, atol=1e-2)
+
+
+def test_stored_channels_are_those_of_the_blocks_of_a_wide_step() -> None:
+    shape = shape_of(channels=128, modes=64, next_modes=64)
+    for channels, hidden, out in (
+        (64, 128, 64),
+        (64, 256, 3),
+        (128, 128, 128),
+        (96, 192, 96),
+        (200, 100, 200),
+        (256, 1024, 7),
+    ):
+        step = MLP(linear(hidden, channels), "gelu", linear(out, hidden))
+        found = list(pieces((Restore(), step, Store()), shape._replace(channels=channels)))
+        fields = max(
+            (widths(piece.steps, 0)[-1] for piece in found if piece.to == "hidden"), default=-out
+        )
+        assert stored_channels(step) == fields + out, (channels, hidden, out)
 
 
 @pytest.fixture
