@@ -348,10 +348,9 @@ def _pieces_of_wide(steps: tuple[Step, ...], shape: Shape) -> Iterator[Piece]:
     """Split a program that begins with a channel MLP or projection of a stored field: blocks of it, then what follows."""
     first, wide, *after = steps
     assert isinstance(wide, MLP | Project)
-    field = "x" if isinstance(first, Source) else "saved"
-    of_field = shape
-    if field == "saved":
-        of_field = shape._replace(x_channels=shape.channels, x_channel_first=False)
+    of_input = isinstance(first, Source)
+    field = "x" if of_input else "saved"
+    of_field = shape._replace(x_channels=shape.channels, x_channel_first=of_input)
     blocks = blocks_of(wide)
     for i, block in enumerate(blocks):
         x, of_x = field, of_field
