@@ -33,6 +33,8 @@ from turbofno_ops._tile_program import Weighted, readable
 from turbofno_ops.description import Size
 from turbofno_ops.fft import _kernels
 from turbofno_ops.fft import _plan as _fft_plan
+from turbofno_ops.fft._plan import Launch
+from turbofno_ops.fft._rule import MIXED_RADIX
 from turbofno_ops.fft._transform import Axis, Transform
 
 _MAX_CHECKED_SHAPES = 4096
@@ -113,7 +115,11 @@ def _transform_of_rows(shape: _LayerShape, modes: int) -> Transform | None:
     x = torch.empty(shape.batch, channels, *shape.size, device="meta")
     if shape.slab is not None or _fft_plan.refusal(x, transform) is not None:
         return None
-    return transform
+    (launch,) = _fft_plan.plan_of(_fft_plan.problem(x, transform)).steps
+    # That kernel takes odd real lines in pairs, and rounds them otherwise where one near them is not finite: a batch element
+    # would change with another one.
+    in_pairs = points % 2 == 1 and isinstance(launch, Launch) and launch.kernel == MIXED_RADIX
+    return None if in_pairs else transform
 
 
 def _stages(shape: _LayerShape, size: Size) -> CudaStages:

@@ -105,14 +105,16 @@ def network_of(
     state: Mapping[str, Tensor],
     normalization: Normalization | FieldNormalization | None = None,
 ) -> FNO:
-    """The network in eval mode; it shares the memory of `state`.
+    """The network in eval mode; it shares the memory of what in `state` has its dtypes.
 
     Without copies: spectral weights fill gigabytes. A normalisation per channel is not part of `state` and has no
     values here.
     """
     with torch.device("meta"):
         module = FNO(arch, normalization)
-    module.load_state_dict(dict(state), assign=True)
+    dtypes = {name: tensor.dtype for name, tensor in module.state_dict().items()}
+    given = {name: tensor.to(dtypes.get(name, tensor.dtype)) for name, tensor in state.items()}
+    module.load_state_dict(given, assign=True)
     return module.eval().requires_grad_(False)
 
 

@@ -160,4 +160,7 @@ def test_the_built_library_has_no_pytorch_symbols() -> None:
         ["nm", "--dynamic", "--demangle", str(built[0])], capture_output=True, text=True, check=True
     ).stdout
     assert re.search(r"\bT turbofno_tile_program$", listed, flags=re.M)
-    assert re.findall(r"^.*(?:torch|c10|caffe2|\bat::|\bPy_).*$", listed, flags=re.M) == []
+    # without addresses, which may look like names
+    names = re.findall(r"^[ \da-f]* [A-Za-z] (.*)$", listed, flags=re.M)
+    assert len(names) == len(listed.splitlines())
+    assert [name for name in names if re.search(r"torch|c10|caffe2|\bat::|\bPy_", name)] == []

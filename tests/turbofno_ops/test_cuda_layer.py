@@ -153,6 +153,11 @@ def test_rows_are_analysed_by_warpgroups_where_they_are_fast_and_else_by_a_trans
         ((64, 49), 64, "dense_dft"),
         ((64,), 64, "tile_program"),
         ((1009,), 64, "dense_dft"),
+        ((100,), 32, "dense_dft"),
+        ((12,), 32, "mixed_radix_fft"),
+        # pairs of odd lines are not independent to the bit
+        ((13,), 32, "tile_program"),
+        ((243,), 64, "tile_program"),
         ((2003,), 64, "tile_program"),
     ):
         recorder.launched.clear()

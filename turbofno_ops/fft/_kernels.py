@@ -18,6 +18,7 @@ from turbofno_ops.fft._plan import (
     plan_of,
     problem,
 )
+from turbofno_ops.fft._rule import DENSE
 from turbofno_ops.fft._transform import (
     Transform,
     complex_of,
@@ -52,7 +53,7 @@ _Dense = tuple[int, int, int]
 
 def _key(launch: Launch) -> tuple[int, _Dense | None]:
     of = launch.structure
-    dense = (of.kind, of.inverse, of.precision) if launch.kernel == "dense_dft" else None
+    dense = (of.kind, of.inverse, of.precision) if launch.kernel == DENSE else None
     return of.points, dense
 
 

@@ -14,7 +14,7 @@ from turbofno_ops.fft._transform import KINDS, Axis, Transform, real_of
 LEAST_VALUES = 2**21
 """From so many values on a transform called from Python takes longer on a GPU than its call on the host, which torch.fft
 does faster."""
-KERNELS = ("mixed_radix_fft", "dense_dft")
+MIXED_RADIX, DENSE = KERNELS = ("mixed_radix_fft", "dense_dft")
 
 _LARGEST_FACTOR = 17
 """Of sizes that cuFFT transforms without a detour (Bluestein's algorithm)."""
