@@ -15,7 +15,7 @@ import torch
 from benchmarks.timing import medians
 from turbofno.models.core.checkpoint import load_model
 from turbofno.service.runtime.forward import Forward
-from turbofno_ops import dispatch
+from turbofno_ops import Choice, dispatch
 
 _SECONDS = 0.7
 TORCH_FFT = "torch.fft"
@@ -26,7 +26,7 @@ def main() -> None:
     """Measure and print."""
     folder, side, batch = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     if sys.argv[4:] == [TORCH_FFT]:
-        slow = dispatch.Choice("reference", "asked for")
+        slow = Choice("reference", "asked for")
         patch.object(dispatch, "_cheapest", lambda *_: slow).start()
     torch.set_num_threads(1)
     run: Callable[[torch.Tensor], torch.Tensor] = load_model(folder).module
