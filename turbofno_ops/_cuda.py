@@ -195,6 +195,8 @@ class CudaStages:
                 done = Results(spectra=self._analyze(launches, _required(fields[piece.y])))
                 continue
             makes_result = piece.to == "out"
+            if piece.to == "hidden":
+                fields.pop("hidden", None)
             given = replace(given, x=fields[piece.x], saved=fields.get(piece.y))
             done = self._launch_all(
                 launches, given, weights or {}, channel_first=channel_first or makes_result
@@ -202,6 +204,10 @@ class CudaStages:
             if makes_result:
                 done = Results(out=done.x)
             stored = done.x if done.x is not None else stored
+            if piece.to in ("saved", "out"):
+                # memory for what follows
+                fields.pop("hidden", None)
+                fields.pop("sum", None)
             fields[piece.to] = done.x if done.saved is None else done.saved
             given = Operands(moments=done.moments)
         return Results(stored, done.saved, done.moments, done.spectra, done.out)

@@ -372,7 +372,8 @@ def _pieces_of_wide(steps: tuple[Step, ...], shape: Shape) -> Iterator[Piece]:
             rest = (*out, *after)[cut:]
             yield _piece(own[:cut], of_x, ends=not rest, x=x, y="sum")
             if rest:
-                yield from pieces((Restore(), *rest), shape._replace(channels=of_x.channels))
+                saved = widths(own[:cut], of_x.channels)[-1]
+                yield from pieces((Restore(), *rest), shape._replace(channels=saved))
 
 
 def _first_piece_length(steps: tuple[Step, ...], shape: Shape) -> int:

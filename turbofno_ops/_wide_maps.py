@@ -46,13 +46,16 @@ def steps_with_blocks(steps: tuple[Step, ...]) -> tuple[Step, ...]:
 
 
 def stored_channels(step: MLP | Project) -> int:
-    """Return the most channels of fields that blocks of a step store at a time, or 0 if any card's kernels hold the step."""
+    """Return the most channels of fields that blocks of a step store at a time, or 0 if any card's kernels hold the step.
+
+    Several blocks have a sum that is read and one that is written.
+    """
     maps = (step.first, step.second) if isinstance(step, MLP) else step.maps
     (hidden, channels), out = maps[0].weight.shape, len(maps[-1].weight)
     widest = max(channels, out)
     if widest <= _ALWAYS_HELD and hidden * widest <= _ALWAYS_HELD**2:
         return 0
-    return min(hidden, _BLOCK) + out
+    return min(hidden, _BLOCK) + (2 if hidden > _BLOCK else 1) * out
 
 
 def _blocks(step: MLP | Project) -> list[Block]:

@@ -15,12 +15,16 @@ from torch import Tensor, nn
 
 from turbofno.models.core.config import FieldNormalization, FNOArchitecture, Normalization
 from turbofno.models.core.fno import FNO, to_precision
+from turbofno.models.core.memory import activation_bytes
 from turbofno.models.importers.detect import Checkpoint
 from turbofno.models.importers.neuraloperator.settings import DEFAULTS, by_name
+from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.result import Imported
 from turbofno.models.importers.safe_pickle import Named, Stub
 
 TOLERANCE = 1e-4
+MAX_FIELD_BYTES = 2 << 30
+"""Of what all layers write for one field of the comparison in float32. Resolution scaling multiplies it."""
 _LARGEST_ARGUMENT = 1 << 14
 
 Network = Callable[[Tensor], Tensor]
@@ -60,7 +64,18 @@ def check_parity(
     Args:
         module: the imported network, float32, without its normalisation.
         settings: settings that the user overrode. If there are any, the original is not a reference.
+
+    Raises:
+        ImportRefused: fields of the network would fill the memory.
     """
+    grid = _grids(module.arch)[1]
+    needed = activation_bytes(module.arch, grid)
+    if needed > MAX_FIELD_BYTES:
+        raise ImportRefused(
+            f"the comparison needs a grid that holds all modes, {'x'.join(map(str, grid))}. On it the network's layers "
+            f"write {needed:,.0f} bytes for one field; at most {MAX_FIELD_BYTES:,} are supported. Import a network with "
+            "fewer modes or channels or less resolution scaling, or only its lowest modes: --set n_modes=[..]"
+        )
     try:
         if settings:
             raise _Unavailable(f"--set overrides the checkpoint's settings ({', '.join(settings)})")

@@ -105,6 +105,7 @@ WIDE = {
     "channel MLP": (Synthesis(), AddMap(torch.randn(200, 20)), MLP(linear(300, 200), "gelu", linear(200, 300)), Activate("relu"), Store(), Analyze()),
     "channel MLP and gate": (Synthesis(), MLP(linear(520, 200), "gelu", linear(20, 520)), AddGate(torch.randn(20)), Store(), Analyze()),
     "two channel MLPs": (Restore(), MLP(linear(256, 200), "tanh", linear(180, 256)), MLP(linear(64, 180), "gelu", linear(8, 64)), Store()),
+    "narrower channel MLP behind": (Synthesis(), MLP(linear(320, 200), "gelu", linear(100, 320)), MLP(linear(32, 100), "gelu", linear(24, 32)), AddMap(torch.randn(24, 20)), Store(), Analyze()),
     "lifting": (Source(), MLP(linear(400, 20), "gelu", linear(200, 400)), Store(), Analyze()),
     "projection": (Synthesis(), Activate("gelu"), Project((linear(400, 200), linear(3, 400)), "gelu")),
     "projection by one map": (Restore(), Project((linear(3, 200),), "none")),
@@ -131,7 +132,15 @@ def test_wide_channel_mlps_go_through_blocks_of_hidden_channels(
         given = replace(given, mixed=None)
 
     def launch_all(_: CudaStages, kernels: Any, given: Operands, *__: Any, **how: bool) -> Results:
-        done = plain.tile(kernels[0].steps, given)
+        steps, shape = kernels[0].steps, kernels[0].shape
+        if isinstance(steps[0], Restore | Source):
+            first = given.saved if isinstance(steps[0], Restore) else given.x
+            assert first is not None
+            assert first.shape[1] == shape.channels
+        if any(isinstance(step, AddMap | AddGate) for step in steps):
+            assert given.x is not None
+            assert given.x.shape[1] == shape.x_channels
+        done = plain.tile(steps, given)
         assert how["channel_first"] == (done.x is not None and kernels[0].steps[-1] is stores[-1])
         return done
 
@@ -169,10 +178,9 @@ def test_stored_channels_are_those_of_the_blocks_of_a_wide_step() -> None:
     ):
         step = MLP(linear(hidden, channels), "gelu", linear(out, hidden))
         found = list(pieces((Restore(), step, Store()), shape._replace(channels=channels)))
-        fields = max(
-            (widths(piece.steps, 0)[-1] for piece in found if piece.to == "hidden"), default=-out
-        )
-        assert stored_channels(step) == fields + out, (channels, hidden, out)
+        blocks = [widths(piece.steps, 0)[-1] for piece in found if piece.to == "hidden"]
+        fields = max(blocks) + min(len(blocks), 2) * out if blocks else 0
+        assert stored_channels(step) == fields, (channels, hidden, out)
 
 
 @pytest.fixture

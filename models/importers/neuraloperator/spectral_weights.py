@@ -234,7 +234,7 @@ def _best_bond(factors: Sequence[torch.Tensor]) -> tuple[int, int]:
 def fft_order(
     weight: StoredWeight, n_dim: int, width: int, dtype: torch.dtype = torch.complex64
 ) -> torch.Tensor:
-    """The dense weight in FFT order with full channels. It is filled block by block, so little more is allocated.
+    """The dense weight in FFT order with full channels. Factors are multiplied out block by block.
 
     Args:
         weight: [c_in, c_out, *modes], or [channels, *modes] if it is separable, perhaps with an axis of size 1

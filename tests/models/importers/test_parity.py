@@ -16,6 +16,7 @@ from tests.models.importers.development_version import with_its_attributes
 from turbofno.models.core.fno import FNO
 from turbofno.models.importers.detect import convert, read_checkpoint
 from turbofno.models.importers.parity import check_parity
+from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.result import Options
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -126,3 +127,12 @@ def test_an_error_in_the_original_library_does_not_fail_the_import(
         in report
     )
     assert "compared with the same network in float64" in report
+
+
+def test_a_network_whose_fields_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
+    """Its file has a few kilobytes; each of two layers multiplies the points by 216."""
+    network = TheirFNO(
+        **{**PLAIN, "n_modes": (4, 4, 4)}, resolution_scaling_factor=[[6.0] * 3, [6.0] * 3]
+    )
+    with pytest.raises(ImportRefused, match=r"grid .* 9x9x9\. .* bytes for one field"):
+        report_of(saved(network, tmp_path))
