@@ -204,6 +204,12 @@ def array_from_bytes(data: memoryview, dtype: str) -> Array:
     return np.frombuffer(data, dtype=dtype)
 
 
+def bytes_of(array: NDArray[np.float32]) -> memoryview:
+    """The bytes of an array in C order; a view if it is in that order."""
+    # An empty view cannot be cast.
+    return memoryview(np.ascontiguousarray(array)).cast("B") if array.size else memoryview(b"")
+
+
 def shaped(
     flat: Array, shape: Sequence[int], *, name: str, order: Literal["C", "F"] = "C"
 ) -> Array:
@@ -244,7 +250,7 @@ def check_dtype(array: Array, *, name: str) -> None:
 
 def first_nonfinite(array: NDArray[np.float32]) -> tuple[int, ...] | None:
     """Index of the first NaN or infinity in row-major order; None if all values are finite."""
-    # Twice as fast: a finite sum of squares implies finite values. (The sum may also overflow, without a warning.)
+    # Twice as fast: a finite sum of squares implies finite values. (The sum may also overflow; `vdot` does not warn of it.)
     flat = array.reshape(-1)
     for start in range(0, flat.size, _SMALL):
         part = flat[start : start + _SMALL]

@@ -45,9 +45,10 @@ def parse_object(
         raise BadRequest(f"the {what} is empty, expected a JSON object")
     if raw.startswith(_NPY):
         raise BadRequest(
-            f"the {what} is a .npy file, not JSON: send it with 'Content-Type: application/x-npy'"
+            f"the {what} is a .npy file, not JSON: send it to /v1/models/NAME:predict with "
+            f"'Content-Type: application/x-npy'"
         )
-    if json_arrays.count_containers(raw) > MAX_CONTAINERS:
+    if len(raw) > MAX_CONTAINERS and json_arrays.count_containers(raw) > MAX_CONTAINERS:
         raise PayloadTooLarge(
             f"the {what} has more than {MAX_CONTAINERS} JSON lists and objects: send arrays of "
             f"this size in a binary format"

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from turbofno.service.codec.fields import INPUT, MAX_RANK, Array, ResponseData, check_names, shaped
+from turbofno.service.codec.fields import (
+    INPUT,
+    MAX_RANK,
+    Array,
+    ResponseData,
+    bytes_of,
+    check_names,
+    shaped,
+)
 from turbofno.service.errors import BadRequest, InvalidField, NotAcceptable, PayloadTooLarge
 
 if TYPE_CHECKING:
@@ -84,8 +92,7 @@ def encode_npy(answer: ResponseData) -> tuple[bytes, memoryview]:
 
 
 def _pieces(array: NDArray[np.float32]) -> tuple[bytes, memoryview]:
-    contiguous = np.ascontiguousarray(array, dtype="<f4")
-    return _header(contiguous.shape), contiguous.reshape(-1).view(np.uint8).data
+    return _header(array.shape), bytes_of(array)
 
 
 @lru_cache(maxsize=256)

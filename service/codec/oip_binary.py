@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from turbofno.service.codec.fields import (
     OUTPUT,
     Array,
     array_from_bytes,
+    bytes_of,
     shaped,
 )
 from turbofno.service.codec.grids import OUTPUT_GRID
@@ -154,38 +154,25 @@ def encode(
     Raises:
         InvalidField: a value is NaN or infinite, and JSON numbers were requested.
     """
+    entry: dict[str, Any] = {"name": OUTPUT, "datatype": DATATYPE, "shape": output.shape}
+    document: dict[str, Any] = {"model_name": model, "model_version": version, "outputs": [entry]}
     parameters: dict[str, Any] = {f"trust_{name}": value for name, value in (trust or {}).items()}
     if trust_status:
         parameters["trust_status"] = trust_status
     if warnings:
         parameters["warning"] = "; ".join(warnings)
-    own: dict[str, Any] = {} if request_id is None else {"id": request_id}
     if parameters:
-        own["parameters"] = parameters
-    ending = b"," + orjson.dumps(own)[1:] if own else b"}"
+        document["parameters"] = parameters
+    if request_id is not None:
+        document["id"] = request_id
     if binary:
-        text = _cached_json(output.shape, model, version) + ending
-        blob = np.ascontiguousarray(output, dtype="<f4").reshape(-1).view("u1").data
-        return InferResponse((text, blob), len(text))
+        entry["parameters"] = {"binary_data_size": output.nbytes}
+        text = orjson.dumps(document)
+        return InferResponse((text, bytes_of(output)), len(text))
     remedy = "request it in binary with the output parameter binary_data = true"
     require_encodable(output, name=OUTPUT, remedy=remedy)
-    data = json_arrays.dumps(np.ascontiguousarray(output).reshape(-1))
-    return InferResponse((_json(output.shape, model, version, data) + ending,), None)
-
-
-def _json(
-    shape: tuple[int, ...], model: str, version: str, data: orjson.Fragment | None = None
-) -> bytes:
-    """The JSON of an answer without its last brace; without `data` the values follow in binary."""
-    entry: dict[str, Any] = {"name": OUTPUT, "datatype": DATATYPE, "shape": shape}
-    if data is None:
-        entry["parameters"] = {"binary_data_size": 4 * math.prod(shape)}
-    else:
-        entry["data"] = data
-    return orjson.dumps({"model_name": model, "model_version": version, "outputs": [entry]})[:-1]
-
-
-_cached_json = lru_cache(maxsize=256)(_json)
+    entry["data"] = json_arrays.dumps(np.ascontiguousarray(output).reshape(-1))
+    return InferResponse((orjson.dumps(document),), None)
 
 
 def _scheduling(parameters: dict[str, Any]) -> tuple[int, int | None]:

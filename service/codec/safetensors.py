@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import orjson
 
 from turbofno.service.codec.fields import (
@@ -13,6 +12,7 @@ from turbofno.service.codec.fields import (
     Array,
     ResponseData,
     array_from_bytes,
+    bytes_of,
     check_names,
     shaped,
 )
@@ -71,16 +71,14 @@ def encode(answer: ResponseData) -> list[bytes | memoryview]:
         **{f"units.{name}": units for name, units in answer.units.items()},
     }
     header: dict[str, object] = {"__metadata__": metadata}
-    arrays = [np.ascontiguousarray(array, dtype="<f4") for array in answer.outputs.values()]
     begin = 0
-    for name, array in zip(answer.outputs, arrays, strict=True):
+    for name, array in answer.outputs.items():
         end = begin + array.nbytes
         header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [begin, end]}
         begin = end
     text = orjson.dumps(header)
     text += b" " * (-len(text) % _ALIGNMENT)
-    values = [array.reshape(-1).view(np.uint8).data for array in arrays]
-    return [len(text).to_bytes(8, "little") + text, *values]
+    return [len(text).to_bytes(8, "little") + text, *map(bytes_of, answer.outputs.values())]
 
 
 def _span(name: str, entry: object) -> tuple[str, list[int], int, int]:

@@ -271,8 +271,8 @@ class Exchange(Body):
             self.keep_alive = False
         if not self.keep_alive:
             headers.append((b"connection", b"close"))
-        lines = b"".join([b"%b: %b\r\n" % one for one in headers])
-        return b"%b%b\r\n" % (STATUS_LINE[reply.status], lines)
+        lines = b"\r\n".join(map(b": ".join, headers))
+        return b"%b%b\r\n\r\n" % (STATUS_LINE[reply.status], lines)
 
     def _body(self, reply: Reply) -> Sequence[Bytes]:
         if self.call.method == "HEAD":

@@ -7,9 +7,9 @@ import struct
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import orjson
 
+from turbofno.service.codec.fields import bytes_of
 from turbofno.service.errors import BlowUp, ServiceError
 from turbofno.service.http.offload import heavy_to_encode, offload
 
@@ -28,14 +28,14 @@ def _record(event: Event, fields: Fields | None = None) -> Sequence[bytes | memo
     text = orjson.dumps(event)
     if fields is None:
         return [_PREFIX.pack(len(text), 0) + text]
-    payload = np.ascontiguousarray(fields, "<f4").reshape(-1).view(np.uint8).data
+    payload = bytes_of(fields)
     return [_PREFIX.pack(len(text), len(payload)) + text, payload]
 
 
 def _server_sent_event(event: Event, fields: Fields | None = None) -> Sequence[bytes | memoryview]:
     """`data` is the JSON, whose member `data` holds the fields in base64."""
     if fields is not None:
-        data = base64.b64encode(np.ascontiguousarray(fields, "<f4").data).decode()
+        data = base64.b64encode(bytes_of(fields)).decode()
         event = {**event, "data": data}
     return [b"event: %b\ndata: %b\n\n" % (event["event"].encode(), orjson.dumps(event))]
 

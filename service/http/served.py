@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from turbofno.service.http.call import Headers
     from turbofno.service.settings import Settings
 
+_FLOAT = np.dtype(np.float32)
 _MAX_LAYOUTS = 64
 """Limit of cached layouts per model: clients choose them."""
 
@@ -65,7 +66,7 @@ class Served:
                 self._note(key, fields.shape, form)
             return fields, form
         shape, form = known
-        fields = np.frombuffer(body, np.float32, offset=start).reshape(shape)
+        fields = np.ndarray(shape, _FLOAT, body, start)
         self._check_values(fields)
         return fields, form
 
@@ -81,7 +82,7 @@ class Served:
             fields = fields_from_tensor(raw.tensor, self.config, max_fields=self.max_fields)
             self._note(key, fields.shape, None)
             return fields
-        fields = np.frombuffer(body, np.float32).reshape(known[0])
+        fields = np.ndarray(known[0], _FLOAT, body)
         self._check_values(fields)
         return fields
 

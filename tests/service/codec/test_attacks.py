@@ -339,7 +339,8 @@ def test_npy_bytes_sent_as_json_name_the_right_content_type() -> None:
         lambda body: oip_binary.decode(body, header_length=None, model="m"),
     ):
         with pytest.raises(
-            BadRequest, match=r"is a \.npy file, not JSON: send it .* application/x-npy"
+            BadRequest,
+            match=r"is a \.npy file, not JSON: send it to /v1/models/.*:predict .* application/x-npy",
         ):
             decode(body)
 
