@@ -207,7 +207,7 @@ def array_from_bytes(data: memoryview, dtype: str) -> Array:
 def bytes_of(array: NDArray[np.float32]) -> memoryview:
     """The bytes of an array in C order; a view if it is in that order."""
     # An empty view cannot be cast.
-    return memoryview(np.ascontiguousarray(array)).cast("B") if array.size else memoryview(b"")
+    return np.ascontiguousarray(array).data.cast("B") if array.size else memoryview(b"")
 
 
 def shaped(

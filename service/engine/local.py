@@ -7,7 +7,7 @@ import logging
 import time
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from turbofno.service.runtime.repository import Repository
 from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 
     from turbofno.models.core.config import ModelConfig
     from turbofno.service.engine.interface import (
@@ -138,8 +138,8 @@ class LocalEngine:
         # On a CPU numpy gathers a batch from any memory; torch, for a GPU, from writable memory only.
         return None if self._device.type == "cpu" else heap_buffer(size, aligned_at)
 
-    async def predict(self, request: PredictRequest) -> PredictResult:
-        return await self._turn.ask(request)
+    def predict(self, request: PredictRequest) -> Coroutine[Any, Any, PredictResult]:
+        return self._turn.ask(request)
 
     def _submit_turn(self, turn: list[Asked[Ticket]]) -> None:
         tickets = self.submit([(one.request, one.outcome) for one in turn], at_once=True)

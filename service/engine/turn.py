@@ -34,6 +34,8 @@ class Turn(Generic[W]):
         """`take` gets those of a turn that nobody has cancelled; it sets their `work`, and later their outcomes."""
         self._take, self._cancel = take, cancel
         self._asked: list[Asked[W]] = []
+        self.fields_awaited = 0
+        """Number of fields for which callers wait."""
 
     async def ask(self, request: PredictRequest) -> PredictResult:
         """Return the outcome of a request, or raise it. Cancelling this cancels its work."""
@@ -42,6 +44,8 @@ class Turn(Generic[W]):
         if not self._asked:
             loop.call_soon(self.end)
         self._asked.append(asked)
+        size = len(request.fields)
+        self.fields_awaited += size
         try:
             return await asked.outcome
         except asyncio.CancelledError:
@@ -49,6 +53,7 @@ class Turn(Generic[W]):
                 self._cancel(asked.work)
             raise
         finally:
+            self.fields_awaited -= size
             # Breaks a reference cycle between an error and this frame, which would keep the fields in memory.
             del asked
 

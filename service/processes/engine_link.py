@@ -25,7 +25,7 @@ from turbofno.service.processes.joining import alike, join, part_of
 from turbofno.service.processes.rollout_ring import copy_completely
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 
     from turbofno.models.core.config import ModelConfig
     from turbofno.service.engine.turn import Asked
@@ -72,8 +72,8 @@ class EngineLink:
         self.queue = messages.QueueState((), 0.0)
         self.digests: dict[tuple[str, str], str] = {}
         """READY (model, version) -> digest of its configuration."""
-        self.fields_in_flight = 0
-        """Of predictions and rollouts whose callers wait."""
+        self._rolled_out = 0
+        """Number of fields of rollouts whose callers wait."""
         self._dead = ""
         """Why the engine answers no more, or empty."""
         self._channel = Channel.connect(endpoint, identity, self._receive, self)
@@ -81,18 +81,18 @@ class EngineLink:
         self._channel.send(memory.attachment())
         self._channel.flush()
 
-    async def predict(self, request: PredictRequest) -> PredictResult:
+    @property
+    def fields_in_flight(self) -> int:
+        """Number of fields of predictions and rollouts whose callers wait."""
+        return self._turn.fields_awaited + self._rolled_out
+
+    def predict(self, request: PredictRequest) -> Coroutine[Any, Any, PredictResult]:
         """Send a request at the end of this turn of the event loop, joined with those like it (see `joining.join`).
 
         Cancelling drops work not yet started; of joined requests, once all are cancelled. Raises as Engine.predict.
         """
         self._refuse_if_dead()
-        size = len(request.fields)
-        self.fields_in_flight += size
-        try:
-            return await self._turn.ask(request)
-        finally:
-            self.fields_in_flight -= size
+        return self._turn.ask(request)
 
     def _send_turn(self, turn: list[Asked[int]]) -> None:
         for several in alike(turn, self._most_joined):
@@ -134,7 +134,7 @@ class EngineLink:
         end = self._expect(number, (request, ring))
         frames = self._frames[number] = asyncio.Queue()
         size = len(request.initial.fields)
-        self.fields_in_flight += size
+        self._rolled_out += size
         self._channel.send(messages.StartRollout(number, request, ring))
         try:
             while (frame := await frames.get()) is not None:
@@ -147,7 +147,7 @@ class EngineLink:
             end.result()
         finally:
             del self._frames[number]
-            self.fields_in_flight -= size
+            self._rolled_out -= size
             if end.cancel():
                 self._channel.send(messages.Cancel(number))
             else:

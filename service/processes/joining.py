@@ -72,7 +72,7 @@ def _output_channels(request: PredictRequest) -> int:
 
 
 def join(several: Sequence[Asked[int]], memory: SlotMemory) -> PredictRequest:
-    """One request for all, with its arrays in `memory`: fields are copied there, unless there is one request that has them there.
+    """One request for all, with its arrays in `memory`: fields are copied there; those too large to be joined are there already.
 
     Raises:
         Unavailable, PayloadTooLarge: as `SlotMemory.array`.
@@ -84,7 +84,7 @@ def join(several: Sequence[Asked[int]], memory: SlotMemory) -> PredictRequest:
         request = _joined([request, *others])
         size = sum([one.size for one in request.joined])
     request.output_buffer = memory.array((size, _output_channels(request), *grid))
-    if others or not memory.contains(fields):
+    if fields.nbytes <= MOST_BYTES:
         request.fields = memory.array((size, *fields.shape[1:]))
         np.concatenate([fields, *[other.fields for other in others]], out=request.fields)
     return request

@@ -93,18 +93,19 @@ class SlotMemory(_Memory):
                 f"({env_name('shared_memory_bytes')}); send fewer fields in a request"
             )
         # First fit reuses low pages, so that high ones are never touched and never committed.
-        index = next((i for i, (a, b) in enumerate(self._free) if b - a >= needed), None)
-        if index is None:
+        for index, (start, stop) in enumerate(self._free):
+            if stop - start > needed:
+                self._free[index] = (start + needed, stop)
+                break
+            if stop - start == needed:
+                del self._free[index]
+                break
+        else:
             raise Unavailable(
                 f"the shared memory of this process has no room for {size} more bytes: it has {self._size} "
                 f"({env_name('shared_memory_bytes')} sets it). Retry after the time in Retry-After.",
                 retry_after=1.0,
             )
-        start, stop = self._free[index]
-        if stop - start == needed:
-            del self._free[index]
-        else:
-            self._free[index] = (start + needed, stop)
         array = np.frombuffer(self._map, np.uint8, size, start)
         given = weakref.ref(array, self._collected.append)
         self._slots[id(given)] = given, start, start + needed
