@@ -141,9 +141,6 @@ async def execute(call: Call) -> Reply:
 
 def _admit(call: Call, target: Target) -> Reply | None:
     operations = target.operations
-    if call.path == "*" and call.method == "OPTIONS":
-        # It asks about the server as a whole (RFC 9110, 9.3.7).
-        return options(not_allowed(call.method, call.path, ("GET", "POST")))
     if operations is None:
         call.operation = _FASTAPI
         return None

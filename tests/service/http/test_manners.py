@@ -64,15 +64,6 @@ def test_options_and_a_wrong_method_list_the_allowed_methods(path: str, allowed:
     asyncio.run(main())
 
 
-@in_loop
-async def test_options_of_the_whole_server_are_those_of_all_its_paths() -> None:
-    async with listening() as (port, _, _), connected(port) as (reader, writer):
-        writer.write(b"OPTIONS * HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        head = await reader.readuntil(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 204 ")
-        assert b"allow: GET, HEAD, POST, OPTIONS\r\n" in head
-
-
 UPGRADE = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQ")
 
 
