@@ -267,15 +267,10 @@ class Metrics:
         status: int,
         warned: Sequence[str],
         seconds: float,
-        decode: float | None,
-        queue: float | None,
-        compute: float | None,
-        encode: float | None,
+        steps: Mapping[str, float],
     ) -> None:
         """Count a finished request: reasons of its answer's warnings, seconds in all and of the steps that ran."""
-        self._answered.append(
-            (model, version, protocol, status, warned, seconds, decode, queue, compute, encode)
-        )
+        self._answered.append((model, version, protocol, status, warned, seconds, steps))
         if len(self._answered) >= _MOST_PENDING:
             self._count_pending()
 
@@ -323,17 +318,15 @@ class Metrics:
             self.requests.labels(model, version, protocol, status).inc(len(several))
             if not model:
                 continue
-            *_, warned, durations, decode, queue, compute, encode = zip(*several, strict=True)
+            *_, warned, durations, steps = zip(*several, strict=True)
             for reason, times in _Count(chain.from_iterable(warned)).items():
                 self.prediction_warnings.labels(model, version, reason).inc(times)
             # A streamed rollout lasts as long as its client reads, so it would distort the latency.
             if protocol != "rollout":
                 self.request_duration.labels(model, version).observe(*durations)
-            for step, all_taken in zip(
-                self.steps.values(), (decode, queue, compute, encode), strict=True
-            ):
-                if taken := [seconds for seconds in all_taken if seconds is not None]:
-                    step.labels(model, version).observe(*taken)
+            for name, histogram in self.steps.items():
+                if taken := [one[name] for one in steps if name in one]:
+                    histogram.labels(model, version).observe(*taken)
 
     def reject(self, reason: str, model: str = "") -> None:
         """Count a request that was refused or dropped."""

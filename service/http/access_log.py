@@ -49,7 +49,7 @@ class AccessLog:
                 headers.append((b"access-control-allow-origin", origin))
                 headers.append((b"access-control-expose-headers", b"*"))
         if steps := call.steps:
-            timings = [_TIMINGS[step] % (seconds * 1e3) for step, seconds in steps]
+            timings = [_TIMINGS[step] % (seconds * 1e3) for step, seconds in steps.items()]
             headers.append((b"server-timing", b", ".join(timings)))
         return headers
 
@@ -61,9 +61,8 @@ class AccessLog:
         if call.span is not None and call.context.tracer is not None:
             call.context.tracer.end(call, status)
         self._metrics.answered(
-            call.model, call.version, call.protocol, status, call.warned, seconds,
-            call.decode_seconds, call.queue_seconds, call.compute_seconds, call.encode_seconds,
-        )  # fmt: skip
+            call.model, call.version, call.protocol, status, call.warned, seconds, call.steps
+        )
         if call.shed:
             self._shedding.log(call)
             return
@@ -84,7 +83,7 @@ class AccessLog:
             data["trace_id"] = call.trace.split("-")[1]
         if call.model:
             data |= {"model": call.model, "version": call.version, "fields": call.fields}
-        data |= {f"{step}_ms": round(taken * 1e3, 3) for step, taken in call.steps}
+        data |= {f"{step}_ms": round(taken * 1e3, 3) for step, taken in call.steps.items()}
         access.log(level, "%s %s", call.method, shown_path(call), extra={"data": data})
 
 

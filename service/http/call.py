@@ -102,8 +102,7 @@ class Body:
 class Call:
     """A request and its state until the reply is sent.
 
-    `model` and `version` hold only names known to the engine, so that metric labels stay bounded. A duration of
-    None means that the step did not run.
+    `model` and `version` hold only names known to the engine, so that metric labels stay bounded.
     """
 
     operation: Operation
@@ -126,10 +125,8 @@ class Call:
     fields = body_bytes = 0
     warned: tuple[str, ...] = ()
     """Reasons of the answer's warnings."""
-    decode_seconds: float | None = None
-    queue_seconds: float | None = None
-    compute_seconds: float | None = None
-    encode_seconds: float | None = None
+    steps: dict[str, float]
+    """The steps that ran, of decode, queue, compute and encode, with their durations in seconds."""
     first: Call | None = None
     """An admitted request of the connection with the same head, whose checks and parameters hold for this one too."""
     span: Any = None
@@ -148,7 +145,7 @@ class Call:
         target: Target,
     ) -> None:
         """`path` is percent-decoded, `raw_path` is not."""
-        self.started = time.perf_counter()
+        self.started, self.steps = time.perf_counter(), {}
         self.context = context
         self.method = method
         self.path = path
@@ -164,7 +161,7 @@ class Call:
     def again(self) -> Call:
         """The next request on the connection, with the same head; it has no body yet."""
         call = Call.__new__(Call)
-        call.started = time.perf_counter()
+        call.started, call.steps = time.perf_counter(), {}
         call.context, call.method, call.target = self.context, self.method, self.target
         call.path, call.raw_path, call.query = self.path, self.raw_path, self.query
         call.headers = self.headers
@@ -177,16 +174,9 @@ class Call:
         value = self.headers.get(name)
         return None if value is None else value.decode("latin-1")
 
-    @property
-    def steps(self) -> list[tuple[str, float]]:
-        """The steps that ran, with their durations in seconds."""
-        taken = (
-            ("decode", self.decode_seconds),
-            ("queue", self.queue_seconds),
-            ("compute", self.compute_seconds),
-            ("encode", self.encode_seconds),
-        )
-        return [(step, seconds) for step, seconds in taken if seconds is not None]
+    def note(self, step: str, started: float) -> None:
+        """Add the time since `started` to a step."""
+        self.steps[step] = self.steps.get(step, 0.0) + time.perf_counter() - started
 
 
 class Reply:

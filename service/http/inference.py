@@ -49,7 +49,7 @@ async def run_model(
         inside = len(fields) * math.prod(served.config.grid.training)
         heavy = fields.size + inside > _HEAVY_VALUES
         fields = await offload(heavy, to_network, fields, served.config)
-        call.decode_seconds = (call.decode_seconds or 0.0) + time.perf_counter() - started
+        call.note("decode", started)
     work = call.context.engine.predict(
         PredictRequest(
             model=served.name,
@@ -70,15 +70,14 @@ async def run_model(
     call.context.admission.enter_queue(call.admitted)
     result = await work
     call.fields = len(fields)
-    call.queue_seconds = result.queue_seconds
-    call.compute_seconds = result.compute_seconds
+    call.steps["queue"], call.steps["compute"] = result.queue_seconds, result.compute_seconds
     if output_grid is not None:
         started = time.perf_counter()
         heavy = result.fields.size + len(fields) * math.prod(output_grid) > _HEAVY_VALUES
         result.fields = await offload(
             heavy, from_network, result.fields, output_grid, served.config
         )
-        call.encode_seconds = time.perf_counter() - started
+        call.note("encode", started)
     return result
 
 

@@ -82,7 +82,7 @@ async def infer(call: Call) -> Reply:
     given = body, None if header is None else json_length, raw_shape, served
     heavy = json_length > JSON_BYTES or len(body) > TENSOR_BYTES
     request, fields = await offload(True, _decode, *given) if heavy else _decode(*given)
-    call.decode_seconds = time.perf_counter() - started
+    call.note("decode", started)
     asked, timeout = request.output_grid, request.timeout_us
     grid = None if asked is None else parse_output_grid(asked, served.config)
     result = await run_model(
@@ -108,7 +108,7 @@ async def infer(call: Call) -> Reply:
         whole = answer.body
         written = (await offload(len(whole) > _COMPRESS_HEAVY, compress, whole, coding),)
         headers += [(b"content-encoding", coding.encode()), (b"vary", b"Accept-Encoding")]
-    call.encode_seconds = (call.encode_seconds or 0.0) + time.perf_counter() - started
+    call.note("encode", started)
     if answer.json_length is None:
         headers.append((b"content-type", b"application/json"))
     else:

@@ -150,7 +150,7 @@ async def fields_reply(
         body = await offload(True, writer.encode, answer)
     else:
         body = writer.encode(answer)
-    call.encode_seconds = (call.encode_seconds or 0.0) + time.perf_counter() - started
+    call.note("encode", started)
     content_type = (b"content-type", writer.content_type)
     status = status_headers(answer.trust_status, answer.warnings)
     return success_reply(call, [content_type, *served.headers, *headers, *status], body)
@@ -200,7 +200,7 @@ async def read_arrays(
         fields, about = decode(body, codec, call.served, limit)
     # An archive's fields can be far larger than its body.
     admitted.hold(max(len(body), fields.nbytes))
-    call.decode_seconds = time.perf_counter() - started
+    call.note("decode", started)
     return fields, about
 
 

@@ -64,7 +64,7 @@ def _attributes(call: Call, status: int) -> dict[str, AttributeValue]:
         "turbofno.model": call.model or None,
         "turbofno.version": call.version or None,
         "turbofno.fields": call.fields or None,
-        "turbofno.decode_seconds": call.decode_seconds,
-        "turbofno.encode_seconds": call.encode_seconds,
+        "turbofno.decode_seconds": call.steps.get("decode"),
+        "turbofno.encode_seconds": call.steps.get("encode"),
     }
     return {name: value for name, value in known.items() if value is not None}

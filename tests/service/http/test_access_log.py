@@ -30,7 +30,7 @@ def ask(path: str = "/x", **options: Any) -> tuple[httpx.Response, Metrics]:
 
     async def run(call: Call) -> Reply:
         call.protocol, call.model, call.version = "predict", "m", "1"
-        call.decode_seconds, call.compute_seconds = 0.001, 0.25
+        call.steps |= {"decode": 0.001, "compute": 0.25}
         return Reply(200, (), (json.dumps(call.request_id).encode(),))
 
     async def main() -> httpx.Response:
