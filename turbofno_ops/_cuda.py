@@ -102,7 +102,7 @@ class CudaStages:
 
     With a `slab` these are whole grids, and the attributes `size` and `out_size` those of the process's slab.
 
-    Fields are channels last, float32 (bfloat16 under bf16). Spectra are complex64, the network's input and result
+    Fields are channels last, float32 or split (bfloat16 under bf16). Spectra are complex64, the network's input and result
     float32. The object owns its tables, so that CUDA graphs can read them as long as it lives.
 
     `settled`: no kernel still in flight writes the weights.
@@ -221,7 +221,7 @@ class CudaStages:
     def plain(self, field: Field) -> torch.Tensor:
         if isinstance(field, torch.Tensor):
             return field
-        return field.data[..., : field.channels].movedim(-1, 1)
+        return field.values().movedim(-1, 1)
 
     @property
     def nbytes(self) -> int:
@@ -372,6 +372,8 @@ class CudaStages:
                     factor, offset = self._norm(step, steps[0], shape, given, tile.width)
                     to.scale, to.shift = pointer(factor), pointer(offset)
                 case AddMap() | AddGate():
+                    if isinstance(given.x, ChannelsLast) and given.x.scales is not None:
+                        tile.x_scales = pointer(given.x.scales)
                     of_x = given.x.data if isinstance(given.x, ChannelsLast) else _required(given.x)
                     to.field = pointer(readable(of_x))
                 case Store() | Save():
@@ -380,6 +382,11 @@ class CudaStages:
                         to.field, to.channel_first = pointer(x), 1
                         continue
                     field = self._field(shape.batch, to.channels, shape.grid)
+                    if kernel.plan.stores_split:
+                        field = ChannelsLast.empty_split(
+                            shape.batch, shape.grid, to.channels, self._device
+                        )
+                        tile.scales = pointer(_required(field.scales))
                     to.field = pointer(field.data)
                     if isinstance(step, Store):
                         x = field

@@ -37,7 +37,8 @@ extern "C" turbofno_status turbofno_tile_program(const turbofno_tile *tile, cons
                          (tile->next_modes > 0 && (tile->spectra == nullptr || tile->analysis == nullptr)) ||
                          (segmented && tile->modes > 0 && tile->synthesis_phases == nullptr) ||
                          (segmented && tile->next_modes > 0 && tile->analysis_phases == nullptr) ||
-                         (a.plan.workspace_bytes > 0 && tile->workspace == nullptr);
+                         (a.plan.workspace_bytes > 0 && tile->workspace == nullptr) ||
+                         (a.common && a.plan.stores_split && tile->scales == nullptr);
     if (missing) return TURBOFNO_NULL_POINTER;
     const bool scaled = tile->precision != TURBOFNO_BF16;
     int exponent = 13; // the tables' scales: SYNTHESIS_EXPONENT, analysis_exponent of _cuda_tables.py
