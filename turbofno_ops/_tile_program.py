@@ -87,9 +87,18 @@ class ChannelsLast:
         """Return the values [batch, *grid, channels]."""
         if self.scales is None:
             return self.data[..., : self.channels]
-        parts = self.data.view(torch.float16).unflatten(-1, (-1, 2, _WORD // 4)).float()
-        scales = self.scales.repeat_interleave(_TILE_POINTS, -1)[..., : self.data.shape[-2], None]
-        return (parts.sum(-2).flatten(-2) * scales)[..., : self.channels]
+        parts = self.data.view(torch.float16).unflatten(-1, (-1, 2, _WORD // 4))
+        high, low = parts.unbind(-2)
+        values = high.float().add_(low).flatten(-2)
+        scales = self.scales.repeat_interleave(_TILE_POINTS, -1)
+        values *= scales[..., : self.data.shape[-2], None]
+        return values[..., : self.channels]
+
+    def unsplit(self) -> torch.Tensor:
+        """Return `data` for kernels that do not read split fields. Raises ValueError if it is split."""
+        if self.scales is not None:
+            raise ValueError("this kernel reads values, not their float16 parts")
+        return self.data
 
 
 class Shape(NamedTuple):

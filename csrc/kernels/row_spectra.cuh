@@ -64,7 +64,7 @@ struct SpectraBlock {
     }
 
     // Index of the value among the copied ones (copied_words in tile_plan.h); beyond its end for modes that no lane has.
-    __device__ __forceinline__ int copied_at(int i, int modes, int lane) const {
+    __device__ __forceinline__ int slot(int i, int modes, int lane) const {
         const int quads = ceil_div(modes, 4), quad = 4 * chunk + modes_on(i) / 4;
         return ((pair * quads + quad) * 2 + channels_on(i) / 2) * kLanes + lane;
     }
@@ -78,7 +78,7 @@ __device__ __forceinline__ void copy_spectra(float2 *to, const turbofno_tile &t,
     for (int index = group.rank; index < blocks; index += group.size) {
         const SpectraBlock block(index, pairs, first_channel, group.lane);
         block.for_values(t, at, [&](int i, const float2 *from, bool exists) {
-            if (block.is_copied(i, t.modes)) copy_async<8>(to + block.copied_at(i, t.modes, group.lane), from, exists);
+            if (block.is_copied(i, t.modes)) copy_async<8>(to + block.slot(i, t.modes, group.lane), from, exists);
         });
     }
     commit_copies();
@@ -99,7 +99,7 @@ __device__ void stage_spectra(uint4 *to, const float2 *copied, const turbofno_ti
         if (copied != nullptr) {
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
-                if (block.is_copied(i, t.modes)) z[i] = copied[block.copied_at(i, t.modes, group.lane)];
+                if (block.is_copied(i, t.modes)) z[i] = copied[block.slot(i, t.modes, group.lane)];
             }
         } else {
             block.for_values(t, at, [&](int i, const float2 *from, bool exists) { if (exists) z[i] = *from; });
@@ -109,7 +109,7 @@ __device__ void stage_spectra(uint4 *to, const float2 *copied, const turbofno_ti
             for (int i = 0; i < 8; ++i) z[i] = times(z[i], __ldg(phases + min(block.mode + block.modes_on(i), t.modes - 1)));
         }
         if (factors != nullptr) {
-            const float of[2] = {__ldg(factors + block.channel), __ldg(factors + block.channel + 2)};
+            const float of[2] = {factors[block.channel], factors[block.channel + 2]};
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 const float factor = of[block.channels_on(i) / 2];
@@ -289,9 +289,9 @@ __device__ __forceinline__ void write_spectra(float2 *to, const float4 *sums, in
     }
 }
 
-// The same analysis with wgmma. The 64 points of a warpgroup go to shared memory once, and wgmma reads them transposed,
-// channels as rows. The row's sums stay in registers: in each block of
-// 64 channels, lane (g, t) has the modes 4n + t of the channels 16 rank + g and 16 rank + g + 8.
+// The same analysis with wgmma. The 64 points of a warpgroup go to shared memory once, split, and wgmma reads them transposed,
+// channels as rows. The row's sums stay in registers: in each block of 64 channels, lane (g, t) has the modes 4n + t of the
+// channels 16 rank + g and 16 rank + g + 8.
 template <typename P, int FRAGMENTS> struct WgmmaSums {
     static constexpr int kBlocks = FRAGMENTS < 8 ? 1 : FRAGMENTS / 8, kColumns = kWgmmaColumns; // 64 channels a block
     static constexpr int kPlane = 8 * FRAGMENTS * kMatrixBytes; // of staged values: high or low parts

@@ -30,8 +30,11 @@ extern "C" turbofno_status turbofno_tile_program(const turbofno_tile *tile, cons
     for (int i = 0; i < tile->steps; ++i) {
         if (tile->step[i].kind == TURBOFNO_STORE && tile->step[i].channel_first) a.common = false;
     }
+    // other kernels stage spectra while y may be staged in the same place
+    if (a.plan.common && !a.common) a.plan.copied_at = -1;
     // the kernel for any networks has registers for fewer warps
     if (a.plan.warps > max_warps(a.plan.fragments, a.plan.wide, a.plan.wgmma, a.common)) return TURBOFNO_UNSUPPORTED;
+    if (tile->x_scales != nullptr && tile->precision != TURBOFNO_FP32) return TURBOFNO_UNSUPPORTED;
     const bool segmented = prepared->segment_points < tile->points;
     const bool missing = (tile->modes > 0 && (tile->mixed == nullptr || tile->synthesis == nullptr)) ||
                          (tile->next_modes > 0 && (tile->spectra == nullptr || tile->analysis == nullptr)) ||

@@ -170,7 +170,8 @@ __device__ __forceinline__ void store_all(const float (&values)[FRAGMENTS][4], c
 }
 
 // values = a vector over channels, zeros from channel `size` on.
-template <int FRAGMENTS> __device__ __forceinline__ void fill(float (&values)[FRAGMENTS][4], const float *vector, int t, int size) {
+template <int FRAGMENTS>
+__device__ __forceinline__ void fill(float (&values)[FRAGMENTS][4], const float *vector, int t, int size) {
 #pragma unroll
     for (int s = 0; s < FRAGMENTS / 2; ++s) {
         const float4 v = 16 * s < size ? *reinterpret_cast<const float4 *>(vector + 16 * s + 4 * t) : float4{};
@@ -223,11 +224,11 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
     using Field = typename P::Field;
     using B = std::conditional_t<WGMMA, WgmmaOperandB<P>, MmaOperandB<P>>;
     constexpr int kInputChunks = COMMON && PROGRAM == kLifting ? kMaxCommonInputs / 32 : ceil_div(FRAGMENTS, 4); // of an MLP
-    // Common programs begin with an inverse DFT, an affine step and a map. They fill y with the offset and add the map first, while
-    // the spectra of the row arrive; these take the factor.
+    // Common programs begin with an inverse DFT, an affine step and a map. They fill y with the offset and add the map first,
+    // while the spectra of the row arrive; these take the factor.
     constexpr bool kMapsFirst = COMMON && kind_of(PROGRAM, 0) == TURBOFNO_SYNTHESIS;
     constexpr bool kStagesLate = kMapsFirst && WGMMA; // spectra are copied when a row begins, not while the last one is computed
-    constexpr bool kStoresSplit = COMMON && P::kSplit; // where it analyses what it stores
+    constexpr bool kStoresSplit = COMMON && P::kSplit; // if it also analyses
     extern __shared__ uint4 shared[];
     const turbofno_tile &t = a.tile;
     const TilePlan &plan = a.plan;
@@ -362,7 +363,8 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
             const SegmentPhases analysis_phases{phases_of(t.analysis_phases, t.next_modes), t.next_modes};
             const auto stage = [&] {
                 const turbofno_step &affine = t.step[1];
-                const float *factors = kMapsFirst && affine.scale != nullptr ? affine.scale + affine.per_sample * at.b * t.width : nullptr;
+                const bool has_factors = kMapsFirst && affine.scale != nullptr;
+                const float *factors = has_factors ? affine.scale + affine.per_sample * at.b * t.width : nullptr;
                 stage_spectra<P, B>(own, copied, t, at, phases_of(t.synthesis_phases, t.modes), factors, FRAGMENTS / 2,
                                     first_channel, group);
                 if constexpr (WGMMA) fence_proxy_async();

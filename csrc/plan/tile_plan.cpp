@@ -109,8 +109,10 @@ double cost(const turbofno_tile &t, const TilePlan &p, int64_t rows) {
     const double tile = (p.wgmma ? 0.6 * std::max(4.0, busy / 4) : std::max(2.5, 0.8 + 0.2 * busy)) * slower;
     // staging of spectra: a warp's blocks of 32 terms by 16 channels one after the other, then a barrier
     const double staged = chunks(2 * t.modes) * p.fragments / 2.0 / p.group_warps;
-    const double issue = 0.15 * std::max(1.0, busy / 4), latency = (p.copied_at < 0 ? 0.5 : 0.2) * std::max(1.0, busy / 8);
-    const double segments = ceil_div(p.split_tiles, p.segment_tiles) * (staged * (issue + latency) + 0.3 * std::max(1.0, busy / 8));
+    const double crowd = std::max(1.0, busy / 8), latency = (p.copied_at < 0 ? 0.5 : 0.2) * crowd;
+    // measured on Hopper; other cards keep a cost with which they are fast
+    const double block = t.warpgroups ? 0.15 * std::max(1.0, busy / 4) + latency : 0.0375 * crowd;
+    const double segments = ceil_div(p.split_tiles, p.segment_tiles) * (staged * block + 0.3 * crowd);
     const double prologue = p.first_group / 8000.0;
     return prologue + rounds * (ceil_div(p.split_tiles, p.group_warps) * tile + segments) + (p.splits > 1 ? 4 : 0);
 }
@@ -177,7 +179,8 @@ TilePlan plan(const turbofno_tile &t) {
             // tables of a row in shared memory, of a row through L1, of shorter and shorter segments
             const int tables = choice / 8;
             const bool copies_spectra = choice & 4;
-            if (copies_spectra && t.modes == 0) continue;
+            // before Hopper a warp that waits for its points would wait for the spectra, too
+            if (copies_spectra && (t.modes == 0 || !t.warpgroups)) continue;
             p.wgmma = choice & 2;
             p.synthesis_on_chip = tables != 1;
             p.segment_tiles = tables < 2 ? tiles : kLongestSegment >> (tables - 2);

@@ -35,7 +35,9 @@ struct TilePlan {
     int stride;
     int stride_split, stride_row, stride_batch, stride_outer;
     // Shared memory in 16-byte words: weights of each step, tables, then per group from `first_group` on: its spectra (words,
-    // then inverse scales), a row's as copied from memory (-1: not copied ahead of staging), the sums of the next analysis per warp (with wgmma the staged y), the prefetch buffers.
+    // then inverse scales), a row's spectra as in memory, the sums of the next analysis per warp (with wgmma the staged y), the
+    // prefetch buffers. `copied_at` is -1 if spectra are not copied there before they are staged. In common programs of
+    // warpgroups the copy may lie where y is staged later.
     int first_at[TURBOFNO_MAX_STEPS], second_at[TURBOFNO_MAX_STEPS];
     int vectors_at[TURBOFNO_MAX_STEPS], vector_width[TURBOFNO_MAX_STEPS]; // scale, shift, second shift of a step
     int synthesis_at, analysis_at, first_group, group_words, copied_at, sums_at, sums_words;

@@ -13,12 +13,19 @@ _TILE_POINTS = 16
 
 
 def split_field(field: ChannelsLast) -> ChannelsLast:
-    """Split a float32 field: two float16 a value, times the scale of 16 points of a row."""
+    """Split a float32 field: two float16 a value, times the scale of 16 points of a row.
+
+    All parts of a tile with a value that is not finite are NaN, and its scale is finite.
+    """
     points, pitch = field.data.shape[-2:]
     tiles = F.pad(field.data, (0, 0, 0, -points % _TILE_POINTS)).unflatten(-2, (-1, _TILE_POINTS))
-    # the largest magnitude becomes 2^14 to 2^15
-    scales = (tiles.abs().amax((-2, -1)).log2().floor().clamp(-100, 100) - 14).exp2()
-    scaled = (tiles / scales[..., None, None]).flatten(-3, -2)[..., :points, :]
+    largest = tiles.abs().amax((-2, -1))
+    finite = largest.isfinite()
+    # the largest magnitude becomes 2^14 to 2^15, unless it is very small
+    exponents = torch.where(finite, largest, 1).frexp().exponent.clamp(min=-111)
+    scales = torch.ldexp(torch.ones_like(largest), exponents - 15)
+    tiles = torch.where(finite[..., None, None], tiles / scales[..., None, None], torch.nan)
+    scaled = tiles.flatten(-3, -2)[..., :points, :]
     high = scaled.half()
     low = (scaled - high.float()).half()
     fours = torch.stack([part.unflatten(-1, (pitch // 4, 4)) for part in (high, low)], dim=-2)

@@ -241,6 +241,60 @@ def test_common_programs_equal_float64(
         check(drawn, precision, split_x=True)
 
 
+@needs_kernels
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("channels", [32, 64])
+@pytest.mark.parametrize("name", ["layer", "block"])
+def test_a_common_program_also_stores_channel_first(
+    name: str, channels: int, precision: str
+) -> None:
+    """The prepared program is the common one, its kernel another, and each group takes several rows."""
+    steps = to_device(common_programs(channels)[name], torch.device("cuda"), torch.float32)
+    stages = CudaStages((128, 128), (1, 12), device=torch.device("cuda"), precision=precision)
+    x = stages.convert(torch.randn(16, channels, 128, 128, device="cuda"))
+    mixed = torch.randn(16, channels, 128, 12, dtype=torch.complex64, device="cuda")
+    given = Operands(x=x, mixed=mixed)
+    program = stages.prepare(steps, stages._shape(steps, given))
+    expected = stages.run(program, given)
+    poison()
+    found = stages.run(program, given, channel_first=True)
+    assert isinstance(found.x, torch.Tensor)
+    least = {"fp32": 2e-6, "tf32": 2e-3, "bf16": 2e-2}[precision]
+    for ours, theirs in (
+        (found.x, stages.plain(expected.x)),
+        (found.spectra, expected.spectra),
+    ):
+        assert relative_l2(ours, theirs) <= least
+
+
+@needs_kernels
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("of", ["x", "mixed"])
+@pytest.mark.parametrize("name", ["layer", "block", "block of norms"])
+def test_nan_of_a_common_program_stays_in_its_batch_element(
+    name: str, of: str, precision: str
+) -> None:
+    steps = to_device(common_programs(64)[name], torch.device("cuda"), torch.float32)
+    stages = CudaStages((40, 130), (1, 9), device=torch.device("cuda"), precision=precision)
+    x = torch.randn(5, 64, 40, 130, device="cuda")
+    mixed = torch.randn(5, 64, 40, row_modes(9, 130), dtype=torch.complex64, device="cuda")
+
+    def results() -> tuple[torch.Tensor, ...]:
+        field = stages.convert(x)
+        split = split_field(field) if precision == "fp32" else field
+        done = stages.tile(steps, Operands(x=split, mixed=mixed))
+        fields = [stages.plain(y) for y in (done.x, done.saved) if y is not None]
+        return (*fields, *(s for s in (done.spectra,) if s is not None))
+
+    expected = results()
+    {"x": x, "mixed": mixed}[of][3, 7, 2, 5] = math.inf
+    poison()
+    for found, finite in zip(results(), expected, strict=True):
+        assert found[3].isnan().any()
+        others = [0, 1, 2, 4]
+        assert torch.equal(found[others], finite[others])
+
+
 # batch, channels, grid, modes of the last axis
 ANALYSES = (
     (1, 1, (1,), 1),

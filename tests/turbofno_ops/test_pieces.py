@@ -287,6 +287,15 @@ def test_a_split_field_has_the_values_of_the_field() -> None:
         assert ((found - exact).abs() <= 2**-22 * exact.abs().amax(-1, keepdim=True)).all()
 
 
+@pytest.mark.usefixtures("launched")
+def test_kernels_that_read_values_refuse_a_split_field() -> None:
+    stages = CudaStages((3, 37), (1, 4), device=DEVICE, precision="fp32")
+    split = split_field(stages.convert(torch.randn(2, 32, 3, 37)))
+    for steps in ((Restore(), Analyze()), (Restore(), Save(moments=True))):
+        with pytest.raises(ValueError, match="float16 parts"):
+            stages.tile(steps, Operands(saved=split))
+
+
 def test_an_analysis_of_many_modes_is_split_by_modes(launched: list[_native.Tile]) -> None:
     stages = CudaStages((200,), (70,), device=torch.device("cpu"), precision="tf32")
     mixed = torch.zeros(2, 20, 30, dtype=torch.complex64)
