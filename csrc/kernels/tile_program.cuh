@@ -7,10 +7,10 @@
 // phase, so that loads, products and activations of different warps overlap.
 #pragma once
 
-#include "activations.cuh"
 #include "pdl.cuh"
 #include "row_spectra.cuh"
 #include "tile.h"
+#include "tile_steps.cuh"
 
 #include <iterator>
 #include <type_traits>
@@ -47,140 +47,6 @@ __device__ void copy_words(uint4 *to, const void *from, int words) {
 __device__ void copy_vector(float *to, const float *from, int count, int first, int size) {
     if (from == nullptr) return;
     for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = first + i < size ? from[first + i] : 0.0f;
-}
-
-// Copies four fragments from `first` on, zero padded beyond the last.
-template <int FRAGMENTS>
-__device__ __forceinline__ void take_fragments(float (&four)[4][4], const float (&values)[FRAGMENTS][4], int first) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) four[j][e] = first + j < FRAGMENTS ? values[first + j < FRAGMENTS ? first + j : 0][e] : 0.0f;
-    }
-}
-
-// add_vector, scale_by: a vector over channels, four neighbouring entries at a time.
-template <int FRAGMENTS> __device__ __forceinline__ void add_vector(float (&values)[FRAGMENTS][4], const float *vector, int t,
-                                                                          int size = 8 * FRAGMENTS) {
-#pragma unroll
-    for (int s = 0; s < FRAGMENTS / 2; ++s) {
-        if (16 * s >= size) break;
-        const float4 v = *reinterpret_cast<const float4 *>(vector + 16 * s + 4 * t);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            values[2 * s][e] += e % 2 ? v.y : v.x;
-            values[2 * s + 1][e] += e % 2 ? v.w : v.z;
-        }
-    }
-}
-
-template <int FRAGMENTS> __device__ __forceinline__ void scale_by(float (&values)[FRAGMENTS][4], const float *vector, int t,
-                                                                          int size = 8 * FRAGMENTS) {
-#pragma unroll
-    for (int s = 0; s < FRAGMENTS / 2; ++s) {
-        if (16 * s >= size) break;
-        const float4 v = *reinterpret_cast<const float4 *>(vector + 16 * s + 4 * t);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            values[2 * s][e] *= e % 2 ? v.y : v.x;
-            values[2 * s + 1][e] *= e % 2 ? v.w : v.z;
-        }
-    }
-}
-
-// out = second . activation(first . y + shift), 32 hidden channels at a time. y has 32 kChunks channels at most.
-template <typename P, int kChunks, int FRAGMENTS, int OUT, typename B>
-__device__ __forceinline__ void mlp(float (&out)[OUT][4], const float (&values)[FRAGMENTS][4],
-                                           const turbofno_step &step, const B &first, const B &second, const float *shift,
-                                           int t) {
-    OperandA<P> in[kChunks];
-#pragma unroll
-    for (int q = 0; q < kChunks; ++q) {
-        float four[4][4];
-        take_fragments(four, values, 4 * q);
-        to_operand(in[q], four);
-    }
-#pragma unroll
-    for (auto &fragment : out) fragment[0] = fragment[1] = fragment[2] = fragment[3] = 0.0f;
-    const auto add_first = [&](auto &to, const B &operand, int pair) {
-#pragma unroll
-        for (int q = 0; q < kChunks; ++q) {
-            const int left = step.terms - 32 * q;
-            if (left > 0) operand.add(to, in[q], q, pair, left <= 16 ? 1 : 2);
-        }
-    };
-    if (step.hidden == 0) return add_first(out, second, 0);
-#pragma unroll 1
-    for (int chunk = 0; chunk < step.hidden / 32; ++chunk) {
-        float hidden[4][4] = {};
-        add_first(hidden, first, 2 * chunk);
-        add_vector(hidden, shift + 32 * chunk, t);
-        activate<P>(hidden, step.activation, step.parameter);
-        OperandA<P> a;
-        to_operand(a, hidden);
-        second.add(out, a, chunk, 0);
-    }
-}
-
-// values += weight . x, 32 channels of x at a time.
-template <typename P, int FRAGMENTS, typename From, typename B>
-__device__ __forceinline__ void add_map(float (&values)[FRAGMENTS][4], const From &x, int terms, const B &map) {
-#pragma unroll 1
-    for (int q = 0; 32 * q < terms; ++q) {
-        OperandA<P> a;
-        load_operand(a, x, q);
-        map.add(values, a, q, 0);
-    }
-}
-
-template <int FRAGMENTS, typename From>
-__device__ __forceinline__ void add_gate(float (&values)[FRAGMENTS][4], const From &x, const float *weight, int t) {
-#pragma unroll
-    for (int s = 0; s < FRAGMENTS / 2; ++s) {
-        float4 points[2];
-        x.load(points, s);
-        const float4 w = *reinterpret_cast<const float4 *>(weight + 16 * s + 4 * t);
-#pragma unroll
-        for (int second = 0; second < 2; ++second) {
-            float *even = &values[2 * s][2 * second], *odd = &values[2 * s + 1][2 * second];
-            even[0] = fmaf(w.x, points[second].x, even[0]), even[1] = fmaf(w.y, points[second].y, even[1]);
-            odd[0] = fmaf(w.z, points[second].z, odd[0]), odd[1] = fmaf(w.w, points[second].w, odd[1]);
-        }
-    }
-}
-
-template <int FRAGMENTS, typename From>
-__device__ __forceinline__ void load_all(float (&values)[FRAGMENTS][4], const From &from) {
-#pragma unroll
-    for (int s = 0; s < FRAGMENTS / 2; ++s) {
-        float4 points[2];
-        from.load(points, s);
-        to_fragments(values[2 * s], values[2 * s + 1], points);
-    }
-}
-
-template <int FRAGMENTS, typename To>
-__device__ __forceinline__ void store_all(const float (&values)[FRAGMENTS][4], const To &to) {
-#pragma unroll
-    for (int s = 0; s < FRAGMENTS / 2; ++s) {
-        float4 points[2];
-        to_points(points, values[2 * s], values[2 * s + 1]);
-        to.store(s, points);
-    }
-}
-
-// values = a vector over channels, zeros from channel `size` on.
-template <int FRAGMENTS>
-__device__ __forceinline__ void fill(float (&values)[FRAGMENTS][4], const float *vector, int t, int size) {
-#pragma unroll
-    for (int s = 0; s < FRAGMENTS / 2; ++s) {
-        const float4 v = 16 * s < size ? *reinterpret_cast<const float4 *>(vector + 16 * s + 4 * t) : float4{};
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            values[2 * s][e] = e % 2 ? v.y : v.x;
-            values[2 * s + 1][e] = e % 2 ? v.w : v.z;
-        }
-    }
 }
 
 // Calls run(i, kind) for the steps of a program known at compile time (tile.h), without a final analysis unless `analyzes`.
@@ -444,7 +310,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                     case TURBOFNO_AFFINE:
                         if (kMapsFirst && i == 1) {
                             const float *shift = step.per_sample ? step.shift + at.b * t.width : vectors + plan.vector_width[i];
-                            if (step.shift != nullptr) fill(values, shift, lane_t, 8 * FRAGMENTS);
+                            if (step.shift != nullptr) set_vector(values, shift, lane_t);
                         } else if (step.per_sample) {
                             const int sample = at.b * t.width + first_channel, left = t.width - first_channel;
                             scale_by(values, step.scale + sample, lane_t, left);
