@@ -29,7 +29,7 @@ struct AnalysisArguments {
     float2 *to; // spectra, or partial sums of them
 };
 
-using AnalysisKernel = void (*)(AnalysisArguments);
+using Kernel = void (*)(AnalysisArguments);
 
 #ifdef TURBOFNO_WGMMA_ENABLED
 
@@ -179,24 +179,11 @@ template <typename P> struct ChunkOperand {
         }
     }
 
-    // Starts part = values . table: small products first. `table` is the shared address of the chunk's table.
+    // Starts part = values . table. `table` is the shared address of the chunk's table.
     template <int FRAGMENTS> __device__ __forceinline__ void multiply(float (&part)[FRAGMENTS][4], unsigned table) {
         constexpr unsigned kPlane = 2 * kMatrixWords, kNext = P::kPlanes * kPlane;
-        const unsigned b = descriptor_low(table, kMatrixBytes);
-        const auto add = [&](const uint32_t(&a)[4], unsigned columns, bool sum) {
-            wgmma<P>(part, a, columns, sum, kFragmentBytes<P> / 16);
-        };
         keep();
-        wgmma_fence();
-        if constexpr (P::kSplit) {
-#pragma unroll
-            for (int i = 0; i < kSteps; ++i) add(low[i], b + i * kNext, i > 0);
-#pragma unroll
-            for (int i = 0; i < kSteps; ++i) add(high[i], b + kPlane + i * kNext, true);
-        }
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i) add(high[i], b + i * kNext, P::kSplit || i > 0);
-        wgmma_commit();
+        start_product<P, kSteps>(part, high, low, descriptor_low(table, kMatrixBytes), kNext, kPlane, kFragmentBytes<P> / 16);
     }
 
     // Holds the values in their registers. Call after the wait for the product, too: until then it reads them.
@@ -339,7 +326,7 @@ __global__ void __launch_bounds__(kThreads, 1) analyze_rows(const __grid_constan
 #endif
 }
 
-template <typename P> AnalysisKernel kernel_of(int fragments) {
+template <typename P> Kernel kernel_for(int fragments) {
     switch (fragments) {
     case 4: return analyze_rows<P, 4>;
     case 6: return analyze_rows<P, 6>;
@@ -349,11 +336,11 @@ template <typename P> AnalysisKernel kernel_of(int fragments) {
     }
 }
 
-AnalysisKernel kernel_of(int precision, int fragments) {
+Kernel kernel_for(int precision, int fragments) {
     switch (precision) {
-    case TURBOFNO_TF32: return kernel_of<PrecisionTf32>(fragments);
-    case TURBOFNO_BF16: return kernel_of<PrecisionBf16>(fragments);
-    default: return kernel_of<PrecisionFp32>(fragments);
+    case TURBOFNO_TF32: return kernel_for<PrecisionTf32>(fragments);
+    case TURBOFNO_BF16: return kernel_for<PrecisionBf16>(fragments);
+    default: return kernel_for<PrecisionFp32>(fragments);
     }
 }
 
@@ -373,9 +360,8 @@ extern "C" turbofno_status turbofno_analyze_rows(const turbofno_row_analysis *an
     while ((1 << (exponent - 13)) < a.of.points) ++exponent;
     a.table_inv_scale = a.of.precision != TURBOFNO_BF16 ? 1.0f / float(int64_t(1) << exponent) : 1.0f;
     a.to = static_cast<float2 *>(a.plan.splits > 1 ? a.of.workspace : a.of.spectra);
-    const AnalysisKernel kernel = kernel_of(a.of.precision, a.plan.fragments);
-    // always the maximum: a smaller value could break a concurrent launch of this kernel by another thread
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, a.of.shared_bytes);
+    const Kernel kernel = kernel_for(a.of.precision, a.plan.fragments);
+    allow_shared_memory(kernel, a.of.shared_bytes);
     const turbofno_status status = launch_pdl(kernel, dim3(unsigned(a.plan.blocks), unsigned(a.plan.column_tiles)), kThreads,
                                               size_t(a.plan.shared_bytes), stream, a);
     if (status != TURBOFNO_OK || a.plan.splits == 1) return status;

@@ -132,9 +132,9 @@ __global__ void __launch_bounds__(kWarpgroupThreads *dense_dft_warpgroups(FRAGME
     pdl_trigger();
 }
 
-using DenseKernel = void (*)(DenseDftArguments);
+using Kernel = void (*)(DenseDftArguments);
 
-template <typename P, int KIND> DenseKernel kernel_of(int fragments) {
+template <typename P, int KIND> Kernel kernel_for(int fragments) {
     switch (fragments) {
     case 4: return dense_dft<P, KIND, 4, 1>;
     case 6: return dense_dft<P, KIND, 6, 1>;
@@ -143,11 +143,11 @@ template <typename P, int KIND> DenseKernel kernel_of(int fragments) {
     }
 }
 
-template <typename P> DenseKernel kernel_of(int kind, int fragments) {
+template <typename P> Kernel kernel_for(int kind, int fragments) {
     switch (kind) {
-    case TURBOFNO_COMPLEX: return kernel_of<P, TURBOFNO_COMPLEX>(fragments);
-    case TURBOFNO_REAL_TO_COMPLEX: return kernel_of<P, TURBOFNO_REAL_TO_COMPLEX>(fragments);
-    default: return kernel_of<P, TURBOFNO_COMPLEX_TO_REAL>(fragments);
+    case TURBOFNO_COMPLEX: return kernel_for<P, TURBOFNO_COMPLEX>(fragments);
+    case TURBOFNO_REAL_TO_COMPLEX: return kernel_for<P, TURBOFNO_REAL_TO_COMPLEX>(fragments);
+    default: return kernel_for<P, TURBOFNO_COMPLEX_TO_REAL>(fragments);
     }
 }
 
@@ -171,12 +171,11 @@ extern "C" turbofno_status turbofno_dense_dft(const turbofno_fft *fft, CUstream_
     a.inner = unsigned(fft->inner);
     a.in_along_lines = along_lines(*fft, fft->in_outer, fft->in_inner, fft->in_point);
     a.out_along_lines = along_lines(*fft, fft->out_outer, fft->out_inner, fft->out_point);
-    const DenseKernel kernel = fft->precision == TURBOFNO_FP32 ? kernel_of<PrecisionFp32>(fft->kind, a.plan.fragments)
-                                                               : kernel_of<PrecisionTf32>(fft->kind, a.plan.fragments);
+    const Kernel kernel = fft->precision == TURBOFNO_FP32 ? kernel_for<PrecisionFp32>(fft->kind, a.plan.fragments)
+                                                               : kernel_for<PrecisionTf32>(fft->kind, a.plan.fragments);
     a.in_cut = fft->in_head + fft->in_tail < dft_values(*fft, fft->kind != TURBOFNO_REAL_TO_COMPLEX);
     a.out_cut = fft->out_head + fft->out_tail < dft_values(*fft, fft->kind != TURBOFNO_COMPLEX_TO_REAL);
-    // always the maximum: a smaller value could break a concurrent launch of this kernel by another thread
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, fft->shared_bytes);
+    allow_shared_memory(kernel, fft->shared_bytes);
     return launch_pdl(kernel, dim3(unsigned(a.plan.blocks), unsigned(a.plan.groups)), kWarpgroupThreads * a.plan.warpgroups,
                       size_t(a.plan.shared_bytes), stream, a);
 }

@@ -138,7 +138,7 @@ int filling_lines(const FftPlan &p) {
 Quotient quotient(unsigned by) {
     unsigned shift = 0;
     while ((uint64_t(1) << shift) < by) ++shift;
-    return {by, unsigned(((uint64_t(1) << (31 + shift)) + by - 1) / by), shift};
+    return {by, unsigned(ceil_div(uint64_t(1) << (31 + shift), uint64_t(by))), shift};
 }
 
 FftPlan plan(const turbofno_fft &given) {
