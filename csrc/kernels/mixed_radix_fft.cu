@@ -134,10 +134,9 @@ Kernel kernel_for(const FftPlan &p) {
 
 extern "C" turbofno_status turbofno_mixed_radix_fft(const turbofno_fft *fft, CUstream_st *stream) {
     using namespace turbofno;
-    if (turbofno_mixed_radix_fft_unsupported(fft) != nullptr) return TURBOFNO_UNSUPPORTED;
-    if (fft->input == nullptr || fft->out == nullptr || fft->table == nullptr) return TURBOFNO_NULL_POINTER;
     FftArguments a{};
-    a.plan = plan(*fft);
+    if (prepare(*fft, a.plan) != nullptr) return TURBOFNO_UNSUPPORTED;
+    if (fft->input == nullptr || fft->out == nullptr || fft->table == nullptr) return TURBOFNO_NULL_POINTER;
     a.in = fft->input;
     a.out = fft->out;
     a.table = static_cast<const float2 *>(fft->table);
