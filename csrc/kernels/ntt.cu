@@ -10,9 +10,9 @@
 // value n by psi^n before the forward transform and by psi^-n after the inverse, psi^2 = w.
 #include <type_traits>
 
+#include "../plan/ntt_plan.h"
 #include "pdl.cuh"
 #include "residues.cuh"
-#include "../plan/ntt_plan.h"
 
 namespace turbofno {
 namespace {
@@ -369,8 +369,7 @@ extern "C" turbofno_status turbofno_number_theoretic_transform(const turbofno_nt
     if (t->input == nullptr || t->out == nullptr || t->table == nullptr) return TURBOFNO_NULL_POINTER;
     if (p.workspace_bytes > 0 && t->workspace == nullptr) return TURBOFNO_NULL_POINTER;
     const Kernel kernel = t->prime == TURBOFNO_GOLDILOCKS ? kernel_of<Goldilocks>(t->radix) : kernel_of<BabyBear>(t->radix);
-    // always the maximum: a smaller value could break a concurrent launch of this kernel by another thread
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, t->shared_bytes);
+    allow_shared_memory(kernel, t->shared_bytes);
     for (int i = 0; i < p.launches; ++i) {
         const bool first = i == 0, last = i == p.launches - 1;
         NttArguments a{};

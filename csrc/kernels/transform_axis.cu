@@ -11,7 +11,7 @@
 // This takes a quarter of the products of the full sum. C and S are real matrix products on tensor cores: A holds the tables
 // of cosines and sines, B the columns. A warp takes 16 complex columns and copies their terms to shared memory in whole
 // lines of 128 bytes, because L2 look-ups limit partial lines. The tables are stored in mma order
-// (turbofno_ops/_cuda_tables.py), [tile of 16 rows][k-slab of 8 terms][cos, sin][high, low][lane][4]; the warps of a block
+// (turbofno_ops/_cuda_tables.py), [tile of 16 rows][k-tile of 8 terms][cos, sin][high, low][lane][4]; the warps of a block
 // share them in shared memory.
 //
 // Two kernels. `dft_streamed` streams any number of terms and accumulates 16 to 48 rows. `dft_resident` keeps at most 16
@@ -19,10 +19,10 @@
 //
 // A warp computes two mma column groups of eight. If more is read than written, column n of group p is the warp's column
 // 2n + p, so that a lane reads two neighbours as 16 bytes. Otherwise it is 8p + n, so that a lane writes 16 bytes.
+#include "../plan/spectral_plan.h"
 #include "async_copy.cuh"
 #include "fft_order.cuh"
 #include "pdl.cuh"
-#include "../plan/spectral_plan.h"
 #include "split_tf32.cuh"
 
 namespace turbofno {
@@ -34,7 +34,7 @@ struct Axis {
     int size;
 };
 
-struct DftArguments {
+struct TransformArguments {
     const float2 *in;
     float2 *out;
     const uint4 *table;
@@ -51,9 +51,9 @@ __device__ int64_t element_offset(const Axis &axis, int64_t column, int inner) {
 
 // EVEN, here and below: `inner` is even, so two neighbouring columns are 16 aligned bytes.
 //
-// A k-slab of terms in shared memory: in[j] and in[-j] of j = 0 .. 3, then of 4 .. 7, each [j % 4][columns / 2]. Pairs of
+// A k-tile of terms in shared memory: in[j] and in[-j] of j = 0 .. 3, then of 4 .. 7, each [j % 4][columns / 2]. Pairs of
 // columns are swizzled so that neither the copies nor the reads of a warp have bank conflicts.
-using KSlab = float4[2][2][32];
+using KTile = float4[2][2][32];
 
 __device__ int swizzled(int j, int pair) { return j * 8 + (pair ^ (2 * j)); }
 
@@ -61,7 +61,7 @@ template <bool EVEN> struct Source { // this lane copies columns 2 pair, 2 pair 
     const float2 *from[2];
     int j, pair;
 
-    __device__ Source(const DftArguments &a, int64_t column0) : j(threadIdx.x % 32 / 8), pair(threadIdx.x % 8) {
+    __device__ Source(const TransformArguments &a, int64_t column0) : j(threadIdx.x % 32 / 8), pair(threadIdx.x % 8) {
 #pragma unroll
         for (int s = 0; s < 2; ++s) {
             // beyond the last column read the last pair again; its result is not stored
@@ -81,7 +81,7 @@ template <bool EVEN> struct Source { // this lane copies columns 2 pair, 2 pair 
         }
     }
 
-    __device__ __forceinline__ void copy_slab(KSlab &to, const Axis &axis, int step) const {
+    __device__ __forceinline__ void copy_k_tile(KTile &to, const Axis &axis, int step) const {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
             const int index = step * 8 + 4 * e + j;
@@ -125,7 +125,7 @@ template <bool SPLIT> __device__ __forceinline__ OperandB operand_b(float4 first
 __device__ float4 plus(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 __device__ float4 minus(float4 a, float4 b) { return {a.x - b.x, a.y - b.y, a.z - b.z, a.w - b.w}; }
 
-template <bool SPLIT, bool WIDE_READS> __device__ __forceinline__ void fold(OperandB &even, OperandB &odd, const KSlab &step) {
+template <bool SPLIT, bool WIDE_READS> __device__ __forceinline__ void fold(OperandB &even, OperandB &odd, const KTile &step) {
     const float4 positive[2] = {read<WIDE_READS>(step[0][0]), read<WIDE_READS>(step[1][0])};
     const float4 negative[2] = {read<WIDE_READS>(step[0][1]), read<WIDE_READS>(step[1][1])};
     even = operand_b<SPLIT>(plus(positive[0], negative[0]), plus(positive[1], negative[1]));
@@ -154,7 +154,7 @@ __device__ __forceinline__ void add_product(float (&sum)[4][4], const uint4 *tab
 template <bool EVEN, bool WIDE_READS> struct Target { // this lane writes two pairs of neighbouring columns
     float2 *to[2][2];
 
-    __device__ Target(const DftArguments &a, int64_t column0) {
+    __device__ Target(const TransformArguments &a, int64_t column0) {
         const int t = threadIdx.x % 4;
 #pragma unroll
         for (int pair = 0; pair < 2; ++pair) {
@@ -183,8 +183,7 @@ template <bool EVEN, bool WIDE_READS> struct Target { // this lane writes two pa
         for (int half = 0; half < 2; ++half) {
             const int row = tile * 16 + int(threadIdx.x % 32 / 4) + 8 * half;
             const bool has[2] = {has_positive(row, axis.size), has_negative(row, axis.size)};
-            const uint64_t offset[2] = {uint64_t(row) * axis.stride,
-                                        uint64_t(axis.size - row) * axis.stride};
+            const uint64_t offset[2] = {uint64_t(row) * axis.stride, uint64_t(axis.size - row) * axis.stride};
 #pragma unroll
             for (int pair = 0; pair < 2; ++pair) {
                 float2 z[2][2]; // positive and negative, of two columns
@@ -201,22 +200,23 @@ template <bool EVEN, bool WIDE_READS> struct Target { // this lane writes two pa
     }
 };
 
-constexpr int kTable = 128; // 16-byte words of a tile's k-slab, and threads of a block
+constexpr int kTable = 128; // 16-byte words of a tile's k-tile, and threads of a block
 static_assert(32 * kColumnWarps == kTable, "each thread copies one word");
 
 template <int TILES, bool SPLIT, bool EVEN, bool WIDE_READS>
-__global__ void __launch_bounds__(32 * kColumnWarps, TILES == 1 ? 4 : TILES == 2 ? 3 : 2) dft_streamed(const DftArguments a) {
-    constexpr int kStages = TILES == 1 ? 4 : 3; // k-slabs in shared memory
-    __shared__ KSlab stages[kStages][kColumnWarps];
+__global__ void __launch_bounds__(32 * kColumnWarps, TILES == 1 ? 4 : TILES == 2 ? 3 : 2)
+    dft_streamed(const TransformArguments a) {
+    constexpr int kStages = TILES == 1 ? 4 : 3; // k-tiles in shared memory
+    __shared__ KTile stages[kStages][kColumnWarps];
     __shared__ uint4 tables[kStages][TILES][kTable];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int tile0 = int(blockIdx.x % a.groups) * TILES;
     const int64_t column0 = (int64_t(blockIdx.x / a.groups) * kColumnWarps + warp) * kWarpColumns;
     const Source<EVEN> source(a, column0);
-    const auto copy_slab = [&](int step) {
+    const auto copy_k_tile = [&](int step) {
         const int stage = step % kStages;
         if (step < a.steps) {
-            source.copy_slab(stages[stage][warp], a.from, step);
+            source.copy_k_tile(stages[stage][warp], a.from, step);
 #pragma unroll
             for (int i = 0; i < TILES; ++i) {
                 const bool exists = tile0 + i < a.tiles;
@@ -229,12 +229,12 @@ __global__ void __launch_bounds__(32 * kColumnWarps, TILES == 1 ? 4 : TILES == 2
     pdl_wait();
 
 #pragma unroll
-    for (int n = 0; n < kStages - 1; ++n) copy_slab(n);
+    for (int n = 0; n < kStages - 1; ++n) copy_k_tile(n);
     float cosine[TILES][4][4] = {}, sine[TILES][4][4] = {};
     for (int step = 0; step < a.steps; ++step) {
         wait_copies<kStages - 2>();
-        __syncthreads(); // this k-slab has arrived; the stage filled next has been read
-        copy_slab(step + kStages - 1);
+        __syncthreads(); // this k-tile has arrived; the stage filled next has been read
+        copy_k_tile(step + kStages - 1);
         const int stage = step % kStages;
         OperandB even, odd;
         fold<SPLIT, WIDE_READS>(even, odd, stages[stage][warp]);
@@ -252,9 +252,9 @@ __global__ void __launch_bounds__(32 * kColumnWarps, TILES == 1 ? 4 : TILES == 2
 }
 
 template <int STEPS, bool SPLIT, bool EVEN>
-__global__ void __launch_bounds__(32 * kColumnWarps, STEPS == 1 ? 4 : 3) dft_resident(const DftArguments a) {
+__global__ void __launch_bounds__(32 * kColumnWarps, STEPS == 1 ? 4 : 3) dft_resident(const TransformArguments a) {
     constexpr int kStages = 3; // tiles in shared memory
-    __shared__ KSlab stages[kColumnWarps][STEPS];
+    __shared__ KTile stages[kColumnWarps][STEPS];
     __shared__ uint4 tables[kStages][STEPS][kTable];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int group = int(blockIdx.x % a.groups);
@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(32 * kColumnWarps, STEPS == 1 ? 4 : 3) dft_res
     pdl_wait();
 
 #pragma unroll
-    for (int i = 0; i < STEPS; ++i) source.copy_slab(stages[warp][i], a.from, i);
+    for (int i = 0; i < STEPS; ++i) source.copy_k_tile(stages[warp][i], a.from, i);
     copy_table(0);
     copy_table(1);
     wait_copies<1>();
@@ -300,7 +300,7 @@ __global__ void __launch_bounds__(32 * kColumnWarps, STEPS == 1 ? 4 : 3) dft_res
     pdl_trigger();
 }
 
-using Kernel = void (*)(DftArguments);
+using Kernel = void (*)(TransformArguments);
 
 template <bool SPLIT, bool EVEN, bool WIDE_READS> Kernel streamed_kernel(int warp_tiles) {
     switch (warp_tiles) {
@@ -310,7 +310,7 @@ template <bool SPLIT, bool EVEN, bool WIDE_READS> Kernel streamed_kernel(int war
     }
 }
 
-template <bool SPLIT, bool EVEN> Kernel kernel_for(const DftArguments &a, const TransformPlan &p) {
+template <bool SPLIT, bool EVEN> Kernel kernel_for(const TransformArguments &a, const TransformPlan &p) {
     if (p.warp_tiles == 0) return p.steps == 1 ? dft_resident<1, SPLIT, EVEN> : dft_resident<2, SPLIT, EVEN>;
     return a.from.size >= a.to.size ? streamed_kernel<SPLIT, EVEN, true>(p.warp_tiles)
                                     : streamed_kernel<SPLIT, EVEN, false>(p.warp_tiles);
@@ -325,7 +325,7 @@ extern "C" turbofno_status turbofno_transform_axis(const turbofno_transform *t, 
     if (t->input == nullptr || t->out == nullptr || t->table == nullptr) return TURBOFNO_NULL_POINTER;
     const TransformPlan p = plan(*t);
     const Axis points{t->inner, int64_t(t->points) * t->inner, t->points}, modes{t->pitch, t->inner, t->modes};
-    DftArguments a{};
+    TransformArguments a{};
     a.in = reinterpret_cast<const float2 *>(t->input);
     a.out = reinterpret_cast<float2 *>(t->out);
     a.table = static_cast<const uint4 *>(t->table);

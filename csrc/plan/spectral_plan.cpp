@@ -54,7 +54,7 @@ bool known_precision(int precision) { return precision >= TURBOFNO_FP32 && preci
 
 } // namespace
 
-Divider divider(int by) { return {by, by == 1 ? 0 : unsigned(((uint64_t(1) << 32) + by - 1) / by)}; }
+Divider divider(int by) { return {by, by == 1 ? 0 : unsigned(ceil_div(uint64_t(1) << 32, uint64_t(by)))}; }
 
 TransformPlan plan(const turbofno_transform &t) {
     const int from = t.inverse ? t.modes : t.points, to = t.inverse ? t.points : t.modes;

@@ -6,7 +6,7 @@
 
 namespace turbofno {
 
-// One transform: tiles of 16 frequencies or points (a tile has both signs), k-slabs of 8 terms.
+// One transform: tiles of 16 frequencies or points (a tile has both signs), k-tiles of 8 terms.
 struct TransformPlan {
     int tiles, steps;
     int warp_tiles; // tiles that a warp accumulates: 1, 2 or 3; 0 for dft_resident
@@ -59,7 +59,7 @@ constexpr int kMaxChannels = 256;
 constexpr int kMaxSharedBytes = 96 * 1024; // opt-in limit per block that every device since sm_80 has
 constexpr int kColumnWarps = 4; // of a block
 constexpr int kWarpColumns = 16; // complex columns of a warp
-constexpr int kMaxResidentSteps = 2; // k-slabs that dft_resident keeps in registers
+constexpr int kMaxResidentSteps = 2; // k-tiles that dft_resident keeps in registers
 constexpr int kMaxModeWarps = 8; // of a block
 constexpr int kWeightsAhead = 2; // stages of a ring of weights in flight
 
