@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "complex.cuh"
 #include "dense_dft_lines.cuh"
 
 namespace turbofno {
@@ -21,8 +22,6 @@ __device__ __forceinline__ float2 twiddle(const turbofno_fft &of, unsigned index
     if (!of.inverse) factor.y = -factor.y;
     return factor;
 }
-
-__device__ __forceinline__ float2 times(float2 a, float2 b) { return {a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x}; }
 
 // Stores a warp's results, 32 columns at a time.
 template <int KIND, bool HALVES> struct LineTarget {
@@ -117,7 +116,7 @@ template <int KIND, bool HALVES> struct LineTarget {
                 const int column = i * kColumnsAtOnce + first_column;
                 if (exists(a.of.points, first + column, end, plane) && at.inside()) {
                     Value value = from[column];
-                    if constexpr (TWIDDLES) value = times(value, twiddle(a.of, index, at.p));
+                    if constexpr (TWIDDLES) value = product(value, twiddle(a.of, index, at.p));
                     store(to + at.offset(), value);
                 }
                 at.advance();
@@ -140,7 +139,7 @@ template <int KIND, bool HALVES> struct LineTarget {
                 const int64_t of_line = __shfl_sync(0xffffffffu, offset, line);
                 Value value = from[line * kDftResultPitch + lane];
                 if constexpr (TWIDDLES) {
-                    value = times(value, twiddle(a.of, __shfl_sync(0xffffffffu, index, line), at.p));
+                    value = product(value, twiddle(a.of, __shfl_sync(0xffffffffu, index, line), at.p));
                 }
                 if (inside && line < lines) store(to + of_line, value);
             }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "b_operand.cuh"
+#include "complex.cuh"
 #include "tile_fields.cuh"
 
 #include <type_traits>
@@ -34,8 +35,6 @@ struct WarpGroupContext {
 __device__ __forceinline__ int channel_of(int fragment, int column) {
     return 4 * (column / 2) + column % 2 + 2 * (fragment % 2);
 }
-
-__device__ __forceinline__ float2 times(float2 a, float2 b) { return {a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x}; }
 
 // What a lane reads of a row's mixed spectra for a B operand, whose K index (terms) runs over (re, im) of every mode, its N
 // index (columns) over channels. A `block` is 32 terms by 16 columns with one scale; the warps of a group take blocks in turn.
@@ -106,7 +105,7 @@ __device__ void stage_spectra(uint4 *to, const float2 *copied, const turbofno_ti
         }
         if (phases != nullptr) {
 #pragma unroll
-            for (int i = 0; i < 8; ++i) z[i] = times(z[i], __ldg(phases + min(block.mode + block.modes_on(i), t.modes - 1)));
+            for (int i = 0; i < 8; ++i) z[i] = product(z[i], __ldg(phases + min(block.mode + block.modes_on(i), t.modes - 1)));
         }
         if (factors != nullptr) {
             const float of[2] = {factors[block.channel], factors[block.channel + 2]};
@@ -194,8 +193,8 @@ struct SegmentPhases {
     __device__ __forceinline__ void divide(float (&sum)[4], int columns, int lane) const {
         if (phases == nullptr) return;
         const int mode = 4 * columns + lane % 4;
-        const float2 phase = __ldg(phases + min(mode, modes - 1)), conjugate{phase.x, -phase.y};
-        const float2 first = times({sum[0], sum[1]}, conjugate), second = times({sum[2], sum[3]}, conjugate);
+        const float2 back = conjugate(__ldg(phases + min(mode, modes - 1)));
+        const float2 first = product({sum[0], sum[1]}, back), second = product({sum[2], sum[3]}, back);
         sum[0] = first.x, sum[1] = first.y, sum[2] = second.x, sum[3] = second.y;
     }
 };

@@ -50,8 +50,7 @@ extern "C" turbofno_status turbofno_tile_program(const turbofno_tile *tile, cons
     a.analysis_inv_scale = scaled ? 1.0f / float(int64_t(1) << exponent) : 1.0f;
     a.next = a.plan.splits > 1 ? static_cast<float *>(tile->workspace) : tile->spectra;
     const TileKernel kernel = kernel_of(a);
-    // always the maximum: a smaller value could break a concurrent launch of this kernel by another thread
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, tile->shared_bytes);
+    allow_shared_memory(kernel, tile->shared_bytes);
     const turbofno_status status =
         launch_pdl(kernel, dim3(unsigned(a.plan.blocks), unsigned(a.plan.channel_tiles)), 32 * a.plan.warps,
                          size_t(a.plan.shared_bytes), stream, a);
