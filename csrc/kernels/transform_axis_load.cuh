@@ -1,7 +1,7 @@
 // Loads of transform_axis: a warp's columns from memory to k-tiles in shared memory.
 #pragma once
 
-#include "../plan/spectral_plan.h"
+#include "../plan/transform_plan.h"
 #include "async_copy.cuh"
 #include "fft_order.cuh"
 
