@@ -162,11 +162,10 @@ bool along_lines(const turbofno_fft &of, int64_t outer, int64_t inner, int64_t p
 
 extern "C" turbofno_status turbofno_dense_dft(const turbofno_fft *fft, CUstream_st *stream) {
     using namespace turbofno;
-    if (turbofno_dense_dft_unsupported(fft) != nullptr) return TURBOFNO_UNSUPPORTED;
-    if (fft->input == nullptr || fft->out == nullptr || fft->table == nullptr) return TURBOFNO_NULL_POINTER;
     DenseDftArguments a{};
+    if (prepare(*fft, a.plan) != nullptr) return TURBOFNO_UNSUPPORTED;
+    if (fft->input == nullptr || fft->out == nullptr || fft->table == nullptr) return TURBOFNO_NULL_POINTER;
     a.of = *fft;
-    a.plan = plan_dense_dft(*fft);
     a.lines = unsigned(fft->outer * fft->inner);
     a.inner = unsigned(fft->inner);
     a.in_along_lines = along_lines(*fft, fft->in_outer, fft->in_inner, fft->in_point);

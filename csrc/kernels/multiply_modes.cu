@@ -9,8 +9,8 @@
 // imaginary parts. B holds the input: 4 channels by 8 batch elements. The real part of the product is (re, -im) of the
 // weights times (re, im) of the input, the imaginary part (re, im) times (im, re). Row g is channel 2g and row g + 8 channel
 // 2g + 1, so that a lane reads its weights as 16 bytes. Weights are read once for all batch elements of the block: they
-// stream through a ring of stages, or there is a stage for each of them (spectral_plan.cpp).
-#include "../plan/spectral_plan.h"
+// stream through a ring of stages, or there is a stage for each of them (product_plan.cpp).
+#include "../plan/product_plan.h"
 #include "async_copy.cuh"
 #include "pdl.cuh"
 #include "split_tf32.cuh"
