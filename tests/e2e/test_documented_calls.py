@@ -13,6 +13,7 @@ import pytest
 
 from tests.e2e.recording import Recording, recording
 from tests.e2e.server_process import ROOT
+from tests.service.processes.running import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -159,9 +160,15 @@ def test_the_lesson_on_checkpoints_works_from_start_to_end(tmp_path: Path) -> No
 def test_banner_has_a_line_for_each_model_that_works_when_pasted(
     server: ServerProcess, recorded: Recording, repository: Path, folder: Path
 ) -> None:
-    log = server.log.read_text()
-    lines = [line for line in log.splitlines() if line.startswith(("python3 -c", "curl "))]
     models = sorted(entry.name for entry in repository.iterdir())
+
+    def commands() -> list[str]:
+        log = server.log.read_text().splitlines()
+        return [line for line in log if line.startswith(("python3 -c", "curl "))]
+
+    # The server prints them soon after it is ready.
+    until(lambda: len(commands()) == len(models), 20)
+    lines = commands()
     assert sorted(re.findall(r"/v1/models/([^:]+):predict", "\n".join(lines))) == models
     for line in lines:
         assert '"outputs"' in paste(line.replace(server.url, recorded.url), folder, recorded)
@@ -169,7 +176,7 @@ def test_banner_has_a_line_for_each_model_that_works_when_pasted(
     recorded.exchanges = [one for one in recorded.exchanges if not one.model.startswith("tiny")]
     assert len(recorded.asked("predict")) == 4
     recorded.check()
-    assert f"{server.url}/docs" in log
+    assert f"{server.url}/docs" in server.log.read_text()
 
 
 def test_examples_of_the_api_documentation_warn_of_nothing(server: ServerProcess) -> None:
