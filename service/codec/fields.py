@@ -205,9 +205,10 @@ def array_from_bytes(data: memoryview, dtype: str) -> Array:
 
 
 def bytes_of(array: NDArray[np.float32]) -> memoryview:
-    """The bytes of an array in C order; a view if it is in that order."""
+    """The bytes of an array as little-endian float32 in C order; a view if it is that."""
+    contiguous = np.ascontiguousarray(array, "<f4")
     # An empty view cannot be cast.
-    return np.ascontiguousarray(array).data.cast("B") if array.size else memoryview(b"")
+    return contiguous.data.cast("B") if contiguous.size else memoryview(b"")
 
 
 def shaped(

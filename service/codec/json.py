@@ -45,8 +45,8 @@ def parse_object(
         raise BadRequest(f"the {what} is empty, expected a JSON object")
     if raw.startswith(_NPY):
         raise BadRequest(
-            f"the {what} is a .npy file, not JSON: send it to /v1/models/NAME:predict with "
-            f"'Content-Type: application/x-npy'"
+            f"the {what} is a .npy file, not JSON: send it with 'Content-Type: application/x-npy' to a path "
+            "that takes one, such as /v1/models/NAME:predict"
         )
     if len(raw) > MAX_CONTAINERS and json_arrays.count_containers(raw) > MAX_CONTAINERS:
         raise PayloadTooLarge(

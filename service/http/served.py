@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from turbofno.service.http.call import Headers
     from turbofno.service.settings import Settings
 
-_FLOAT = np.dtype(np.float32)
 _MAX_LAYOUTS = 64
 """Limit of cached layouts per model: clients choose them."""
 
@@ -66,7 +65,7 @@ class Served:
                 self._note(key, fields.shape, form)
             return fields, form
         shape, form = known
-        fields = np.ndarray(shape, _FLOAT, body, start)
+        fields = np.frombuffer(body, np.float32, offset=start).reshape(shape)
         self._check_values(fields)
         return fields, form
 
@@ -82,7 +81,7 @@ class Served:
             fields = fields_from_tensor(raw.tensor, self.config, max_fields=self.max_fields)
             self._note(key, fields.shape, None)
             return fields
-        fields = np.ndarray(known[0], _FLOAT, body)
+        fields = np.frombuffer(body, np.float32).reshape(known[0])
         self._check_values(fields)
         return fields
 

@@ -1,4 +1,4 @@
-"""A Unix socket on the event loop; messages of one loop iteration are sent together."""
+"""A ZeroMQ socket on the event loop; messages of one loop iteration are sent together."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import contextlib
 import logging
 import os
 import secrets
-import socket
-import struct
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
+import zmq
 
 from turbofno.service.errors import ServiceError
 from turbofno.service.processes.messages import Message
@@ -19,10 +18,13 @@ from turbofno.service.processes.messages import Message
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_READ_BYTES = 64 * 1024
-_SIZE_BYTES = 4
+_MAX_MESSAGES = 64
+"""Most messages read in one loop iteration, so that a busy socket does not block the loop."""
 
 logger = logging.getLogger(__name__)
+
+# As int: combining zmq's enum members takes longer than sending.
+_READABLE, _AT_ONCE, _MORE = int(zmq.POLLIN), int(zmq.NOBLOCK), int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 
 
 class References(Protocol):
@@ -37,7 +39,7 @@ class References(Protocol):
 
 def new_endpoint() -> str:
     """A new address in Linux's abstract socket namespace, which leaves nothing on a file system."""
-    return f"@turbofno-{secrets.token_hex(16)}"
+    return f"ipc://@turbofno-{secrets.token_hex(16)}"
 
 
 class Channel:
@@ -47,20 +49,25 @@ class Channel:
     """
 
     def __init__(
-        self, receive: Callable[[bytes, list[Message]], None], references: References | None
+        self,
+        socket: zmq.Socket[bytes],
+        receive: Callable[[bytes, list[Message]], None],
+        references: References | None,
     ) -> None:
+        self._socket = socket
         self.peer = b""
         """The peer whose messages are being encoded or decoded."""
         refer, resolve = (references.refer, references.resolve) if references else (None, None)
         self._encoder = msgspec.msgpack.Encoder(enc_hook=refer)
         self._decoder = msgspec.msgpack.Decoder(list[Message], dec_hook=resolve)
+        self._is_router = socket.type == zmq.ROUTER
         self._receive = receive
         self._loop = asyncio.get_running_loop()
         self._outgoing: dict[bytes, list[Message]] = {}
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._connections: set[_Connection] = set()
-        self._peers: dict[bytes, _Connection] = {}
-        """By identity; without connections whose peer has not sent it."""
+        self._fd: int = socket.FD
+        self._loop.add_reader(self._fd, self._read)
+        # The descriptor is edge-triggered: read what arrived before.
+        self._loop.call_soon(self._read)
 
     @classmethod
     def listen(
@@ -73,12 +80,10 @@ class Channel:
 
         `receive` is called with a peer's identity and all messages of one iteration of its event loop.
         """
-        channel = cls(receive, references)
-        channel._socket.setblocking(False)
-        channel._socket.bind(_address(endpoint))
-        channel._socket.listen()
-        channel._loop.add_reader(channel._socket, channel._accept)
-        return channel
+        socket = _socket(zmq.ROUTER)
+        socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
+        socket.bind(endpoint)
+        return cls(socket, receive, references)
 
     @classmethod
     def connect(
@@ -88,13 +93,12 @@ class Channel:
         receive: Callable[[bytes, list[Message]], None],
         references: References | None = None,
     ) -> Channel:
-        """Connect to the process that listens at `endpoint`. If it is gone, messages are dropped."""
-        channel = cls(receive, references)
-        with contextlib.suppress(ConnectionRefusedError):
-            channel._socket.connect(_address(endpoint))
-            peer = channel._peers[b""] = _Connection(channel, channel._socket, b"")
-            peer.send(identity)
-        return channel
+        """Connect to the process that listens at `endpoint`."""
+        socket = _socket(zmq.DEALER)
+        socket.setsockopt(zmq.IDENTITY, identity)
+        socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        socket.connect(endpoint)
+        return cls(socket, receive, references)
 
     def send(self, message: Message, to: bytes = b"") -> None:
         """Send at the end of this loop iteration. Messages to a lost peer are dropped."""
@@ -103,56 +107,47 @@ class Channel:
         self._outgoing.setdefault(to, []).append(message)
 
     def flush(self) -> None:
-        """Send the messages so far."""
         outgoing, self._outgoing = self._outgoing, {}
-        for self.peer, messages in outgoing.items():
-            if connection := self._peers.get(self.peer):
-                connection.send(self._encoded(messages))
+        if self._socket.closed:
+            return
+        for to, messages in outgoing.items():
+            self.peer = to
+            data = self._encoded(messages)
+            # Sending would block only if the peer closed its end.
+            with contextlib.suppress(zmq.Again):
+                if to:
+                    self._socket.send(to, _MORE)
+                self._socket.send(data, _AT_ONCE)
+        if outgoing:
+            # Sending may have consumed the edge of the descriptor for an arrived message.
+            self._read()
 
     def close(self) -> None:
         """Stop sending and receiving."""
-        for connection in list(self._connections):
-            connection.close()
-        if self._socket.fileno() >= 0:
-            self._loop.remove_reader(self._socket)
-            self._socket.close()
+        if not self._socket.closed:
+            self._loop.remove_reader(self._fd)
+            self._socket.close(linger=0)
 
-    def add(self, connection: _Connection) -> None:
-        """Note a new connection."""
-        self._connections.add(connection)
-
-    def remove(self, connection: _Connection) -> None:
-        """Note the end of a connection."""
-        self._connections.discard(connection)
-        if self._peers.get(connection.identity or b"") is connection:
-            del self._peers[connection.identity or b""]
-
-    def receive(self, connection: _Connection, frame: bytes) -> None:
-        """Decode and handle messages; a peer's first frame is its identity."""
-        sender = connection.identity
-        if sender is None:
-            if self._peers.setdefault(frame, connection) is connection:
-                connection.identity = frame
-            else:
-                connection.close()
-            return
-        self.peer = sender
-        try:
-            self._receive(sender, self._decoder.decode(frame))
-        except ServiceError as error:
-            logger.warning("messages of %s were dropped: %s", sender, error)
-        except Exception:
-            logger.exception("messages of %s could not be handled", sender)
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            accepted, _ = self._socket.accept()
-            credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            _, user, _ = struct.unpack("3i", credentials)
-            if user == os.getuid():
-                _Connection(self, accepted)
-            else:
-                accepted.close()
+    def _read(self) -> None:
+        for _ in range(_MAX_MESSAGES):
+            if self._socket.closed:
+                return
+            if not int(self._socket.get(zmq.EVENTS)) & _READABLE:
+                return
+            sender = self._socket.recv() if self._is_router else b""
+            data = self._socket.recv()
+            # We never send several parts; of foreign ones, read the last.
+            while self._socket.get(zmq.RCVMORE):
+                data = self._socket.recv()
+            self.peer = sender
+            try:
+                self._receive(sender, self._decoder.decode(data))
+            except ServiceError as error:
+                logger.warning("messages of %s were dropped: %s", sender, error)
+            except Exception:
+                # Go on: the descriptor will not signal the remaining messages again.
+                logger.exception("messages of %s could not be handled", sender)
+        self._loop.call_soon(self._read)
 
     def _encoded(self, messages: list[Message]) -> bytes:
         """The encoded messages, without those that cannot be encoded."""
@@ -167,71 +162,9 @@ class Channel:
         return self._encoder.encode(encoded)
 
 
-class _Connection:
-    """A connected socket of a channel. It carries frames, each behind its size."""
-
-    def __init__(
-        self, channel: Channel, connected: socket.socket, identity: bytes | None = None
-    ) -> None:
-        """`identity` is the peer's; None until it has sent it."""
-        self.identity = identity
-        self._channel = channel
-        self._socket = connected
-        self._loop = asyncio.get_running_loop()
-        self._arrived = self._unsent = b""
-        connected.setblocking(False)
-        self._loop.add_reader(connected, self._read)
-        channel.add(self)
-
-    def send(self, frame: bytes) -> None:
-        """Send a frame, after what the socket has not taken yet."""
-        waits = bool(self._unsent)
-        self._unsent += len(frame).to_bytes(_SIZE_BYTES, "little") + frame
-        if not waits:
-            self._write()
-
-    def close(self) -> None:
-        """End the connection."""
-        if self._socket.fileno() >= 0:
-            self._loop.remove_reader(self._socket)
-            self._loop.remove_writer(self._socket)
-            self._socket.close()
-            self._channel.remove(self)
-
-    def _write(self) -> None:
-        try:
-            sent = self._socket.send(self._unsent)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            self.close()
-            return
-        self._unsent = self._unsent[sent:]
-        if self._unsent:
-            self._loop.add_writer(self._socket, self._write)
-        else:
-            self._loop.remove_writer(self._socket)
-
-    def _read(self) -> None:
-        try:
-            data = self._socket.recv(_READ_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self.close()
-            return
-        arrived, start = self._arrived + data, 0
-        while (begin := start + _SIZE_BYTES) <= len(arrived):
-            stop = begin + int.from_bytes(arrived[start:begin], "little")
-            if stop > len(arrived):
-                break
-            start = stop
-            self._channel.receive(self, arrived[begin:stop])
-        self._arrived = arrived[start:]
-
-
-def _address(endpoint: str) -> str:
-    """The address of a socket: in the abstract namespace it begins with NUL."""
-    return endpoint.replace("@", "\0", 1)
+def _socket(kind: int) -> zmq.Socket[bytes]:
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+    # No limit here: admission bounds the messages in flight.
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    return socket

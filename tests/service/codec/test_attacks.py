@@ -340,7 +340,7 @@ def test_npy_bytes_sent_as_json_name_the_right_content_type() -> None:
     ):
         with pytest.raises(
             BadRequest,
-            match=r"is a \.npy file, not JSON: send it to /v1/models/.*:predict .* application/x-npy",
+            match=r"is a \.npy file, not JSON: send it .* application/x-npy' to a path .*/v1/models/NAME:predict",
         ):
             decode(body)
 
