@@ -251,8 +251,14 @@ def test_a_rollout_plays_pauses_scrubs_and_stops(page: Page, server: ServerProce
     wait_for(page.locator("#play"), "Play again")
     page.fill("#steps", "1000")
     page.get_by_role("button", name="Play again").click()
-    wait_for(state, "of 1000")
-    page.get_by_role("button", name="Stop").click()
+    # Clicked by the page itself, at once: on a busy machine all steps may be there before a click from outside arrives.
+    page.wait_for_function(
+        """() => {
+            const shown = document.getElementById("rollout-state").textContent.includes("of 1000");
+            if (shown) document.getElementById("stop").click();
+            return shown;
+        }"""
+    )
     wait_for(state, "; stopped")
     for _ in range(50):
         metrics = httpx.get(f"{server.url}/metrics").text
