@@ -166,9 +166,10 @@ def encode(
     if request_id is not None:
         document["id"] = request_id
     if binary:
-        entry["parameters"] = {"binary_data_size": output.nbytes}
+        values = bytes_of(output)
+        entry["parameters"] = {"binary_data_size": values.nbytes}
         text = orjson.dumps(document)
-        return InferResponse((text, bytes_of(output)), len(text))
+        return InferResponse((text, values), len(text))
     remedy = "request it in binary with the output parameter binary_data = true"
     require_encodable(output, name=OUTPUT, remedy=remedy)
     entry["data"] = json_arrays.dumps(np.ascontiguousarray(output).reshape(-1))

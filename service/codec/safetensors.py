@@ -71,14 +71,15 @@ def encode(answer: ResponseData) -> list[bytes | memoryview]:
         **{f"units.{name}": units for name, units in answer.units.items()},
     }
     header: dict[str, object] = {"__metadata__": metadata}
+    values = [bytes_of(array) for array in answer.outputs.values()]
     begin = 0
-    for name, array in answer.outputs.items():
-        end = begin + array.nbytes
+    for (name, array), data in zip(answer.outputs.items(), values, strict=True):
+        end = begin + data.nbytes
         header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [begin, end]}
         begin = end
     text = orjson.dumps(header)
     text += b" " * (-len(text) % _ALIGNMENT)
-    return [len(text).to_bytes(8, "little") + text, *map(bytes_of, answer.outputs.values())]
+    return [len(text).to_bytes(8, "little") + text, *values]
 
 
 def _span(name: str, entry: object) -> tuple[str, list[int], int, int]:
