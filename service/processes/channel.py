@@ -1,4 +1,4 @@
-"""A ZeroMQ socket on the event loop; messages of one loop iteration are sent together."""
+"""Messages over a Unix socket; those of one iteration of the event loop are sent together."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import contextlib
 import logging
 import os
 import secrets
+import socket
+import struct
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
-import zmq
 
 from turbofno.service.errors import ServiceError
 from turbofno.service.processes.messages import Message
@@ -18,13 +19,18 @@ from turbofno.service.processes.messages import Message
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_MAX_MESSAGES = 64
-"""Most messages read in one loop iteration, so that a busy socket does not block the loop."""
+_SIZE = struct.Struct("<I")
+"""Comes before every frame."""
+_CREDENTIALS = struct.Struct("3i")
+"""Process, user and group of a peer."""
+_ALL_BYTES = 1 << 24
+"""More than a socket holds."""
+_MAX_FRAMES = 64
+"""Most frames of a peer handled in one loop iteration, so that a busy one does not block the loop."""
+_PAUSE_SECONDS = 1.0
+"""Time until connections are accepted again when no descriptor was left."""
 
 logger = logging.getLogger(__name__)
-
-# As int: combining zmq's enum members takes longer than sending.
-_READABLE, _AT_ONCE, _MORE = int(zmq.POLLIN), int(zmq.NOBLOCK), int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 
 
 class References(Protocol):
@@ -39,7 +45,7 @@ class References(Protocol):
 
 def new_endpoint() -> str:
     """A new address in Linux's abstract socket namespace, which leaves nothing on a file system."""
-    return f"ipc://@turbofno-{secrets.token_hex(16)}"
+    return f"@turbofno-{secrets.token_hex(16)}"
 
 
 class Channel:
@@ -49,25 +55,21 @@ class Channel:
     """
 
     def __init__(
-        self,
-        socket: zmq.Socket[bytes],
-        receive: Callable[[bytes, list[Message]], None],
-        references: References | None,
+        self, receive: Callable[[bytes, list[Message]], None], references: References | None
     ) -> None:
-        self._socket = socket
         self.peer = b""
         """The peer whose messages are being encoded or decoded."""
         refer, resolve = (references.refer, references.resolve) if references else (None, None)
         self._encoder = msgspec.msgpack.Encoder(enc_hook=refer)
         self._decoder = msgspec.msgpack.Decoder(list[Message], dec_hook=resolve)
-        self._is_router = socket.type == zmq.ROUTER
         self._receive = receive
         self._loop = asyncio.get_running_loop()
         self._outgoing: dict[bytes, list[Message]] = {}
-        self._fd: int = socket.FD
-        self._loop.add_reader(self._fd, self._read)
-        # The descriptor is edge-triggered: read what arrived before.
-        self._loop.call_soon(self._read)
+        self._closed = False
+        self._listening: socket.socket | None = None
+        self._connections: set[_Connection] = set()
+        self._peers: dict[bytes, _Connection] = {}
+        """By identity; without connections whose peer has not sent it."""
 
     @classmethod
     def listen(
@@ -80,10 +82,12 @@ class Channel:
 
         `receive` is called with a peer's identity and all messages of one iteration of its event loop.
         """
-        socket = _socket(zmq.ROUTER)
-        socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
-        socket.bind(endpoint)
-        return cls(socket, receive, references)
+        channel = cls(receive, references)
+        channel._listening = _socket()
+        channel._listening.bind(_address(endpoint))
+        channel._listening.listen()
+        channel._watch()
+        return channel
 
     @classmethod
     def connect(
@@ -93,61 +97,101 @@ class Channel:
         receive: Callable[[bytes, list[Message]], None],
         references: References | None = None,
     ) -> Channel:
-        """Connect to the process that listens at `endpoint`."""
-        socket = _socket(zmq.DEALER)
-        socket.setsockopt(zmq.IDENTITY, identity)
-        socket.setsockopt(zmq.RECONNECT_IVL, -1)
-        socket.connect(endpoint)
-        return cls(socket, receive, references)
+        """Connect to the process that listens at `endpoint`. If there is none, messages are dropped."""
+        channel = cls(receive, references)
+        connected = _socket()
+        try:
+            connected.connect(_address(endpoint))
+        except (ConnectionRefusedError, BlockingIOError):
+            # Nobody listens, or too many wait to be accepted.
+            connected.close()
+        else:
+            connection = channel._peers[b""] = _Connection(channel, connected, b"")
+            connection.send(identity)
+        return channel
 
     def send(self, message: Message, to: bytes = b"") -> None:
-        """Send at the end of this loop iteration. Messages to a lost peer are dropped."""
+        """Send at the end of this loop iteration. Messages to a lost peer are dropped.
+
+        What a peer does not read is kept, without a limit: admission bounds the messages in flight.
+        """
         if not self._outgoing:
             self._loop.call_soon(self.flush)
         self._outgoing.setdefault(to, []).append(message)
 
     def flush(self) -> None:
+        """Send the messages so far."""
         outgoing, self._outgoing = self._outgoing, {}
-        if self._socket.closed:
-            return
         for to, messages in outgoing.items():
-            self.peer = to
-            data = self._encoded(messages)
-            # Sending would block only if the peer closed its end.
-            with contextlib.suppress(zmq.Again):
-                if to:
-                    self._socket.send(to, _MORE)
-                self._socket.send(data, _AT_ONCE)
-        if outgoing:
-            # Sending may have consumed the edge of the descriptor for an arrived message.
-            self._read()
+            if connection := self._peers.get(to):
+                self.peer = to
+                connection.send(self._encoded(messages))
 
     def close(self) -> None:
-        """Stop sending and receiving."""
-        if not self._socket.closed:
-            self._loop.remove_reader(self._fd)
-            self._socket.close(linger=0)
+        """Stop sending and receiving. What the socket has not taken yet is dropped."""
+        self._closed = True
+        self._peers.clear()
+        for connection in list(self._connections):
+            connection.close()
+        if self._listening is not None:
+            self._loop.remove_reader(self._listening)
+            self._listening.close()
+            self._listening = None
 
-    def _read(self) -> None:
-        for _ in range(_MAX_MESSAGES):
-            if self._socket.closed:
+    def opened(self, connection: _Connection) -> None:
+        """Note a new connection."""
+        self._connections.add(connection)
+
+    def lost(self, connection: _Connection) -> None:
+        """Note the end of a connection."""
+        self._connections.discard(connection)
+        identity = connection.identity
+        if identity is not None and self._peers.get(identity) is connection:
+            del self._peers[identity]
+
+    def received(self, connection: _Connection, frame: bytearray) -> None:
+        """Decode and handle messages; a peer's first frame is its identity."""
+        if self._closed:
+            # The connection may have ended before, with frames left to handle.
+            return
+        sender = connection.identity
+        if sender is None:
+            sender = bytes(frame)
+            if sender in self._peers:
+                connection.close()
                 return
-            if not int(self._socket.get(zmq.EVENTS)) & _READABLE:
-                return
-            sender = self._socket.recv() if self._is_router else b""
-            data = self._socket.recv()
-            # We never send several parts; of foreign ones, read the last.
-            while self._socket.get(zmq.RCVMORE):
-                data = self._socket.recv()
-            self.peer = sender
-            try:
-                self._receive(sender, self._decoder.decode(data))
-            except ServiceError as error:
-                logger.warning("messages of %s were dropped: %s", sender, error)
-            except Exception:
-                # Go on: the descriptor will not signal the remaining messages again.
-                logger.exception("messages of %s could not be handled", sender)
-        self._loop.call_soon(self._read)
+            connection.identity = sender
+            self._peers[sender] = connection
+            return
+        self.peer = sender
+        try:
+            self._receive(sender, self._decoder.decode(frame))
+        except ServiceError as error:
+            logger.warning("messages of %s were dropped: %s", sender, error)
+        except Exception:
+            logger.exception("messages of %s could not be handled", sender)
+
+    def _watch(self) -> None:
+        if self._listening is not None:
+            self._loop.add_reader(self._listening, self._accept, self._listening)
+
+    def _accept(self, listening: socket.socket) -> None:
+        try:
+            accepted, _ = listening.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            # No descriptor is left. The loop would call this again at once.
+            logger.error("no connection can be accepted for now: %s", error)
+            self._loop.remove_reader(listening)
+            self._loop.call_later(_PAUSE_SECONDS, self._watch)
+            return
+        credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        _, user, _ = _CREDENTIALS.unpack(credentials)
+        if user == os.geteuid():
+            _Connection(self, accepted)
+        else:
+            accepted.close()
 
     def _encoded(self, messages: list[Message]) -> bytes:
         """The encoded messages, without those that cannot be encoded."""
@@ -162,9 +206,104 @@ class Channel:
         return self._encoder.encode(encoded)
 
 
-def _socket(kind: int) -> zmq.Socket[bytes]:
-    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
-    # No limit here: admission bounds the messages in flight.
-    socket.setsockopt(zmq.SNDHWM, 0)
-    socket.setsockopt(zmq.RCVHWM, 0)
-    return socket
+class _Connection(asyncio.Protocol):
+    """A connected socket of a channel. It carries frames, each behind its size."""
+
+    def __init__(
+        self, channel: Channel, connected: socket.socket, identity: bytes | None = None
+    ) -> None:
+        """`identity` is the peer's; None until it has sent it."""
+        self.identity = identity
+        self._channel = channel
+        self._socket = connected
+        self._transport: asyncio.Transport | None = None
+        self._unsent = b""
+        """Frames from before there is a transport."""
+        self._arrived = bytearray()
+        self._closed = False
+        channel.opened(self)
+        self._loop = asyncio.get_running_loop()
+        self._opening = self._loop.create_task(
+            self._loop.create_unix_connection(lambda: self, sock=connected)
+        )
+        self._opening.add_done_callback(self._on_open)
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame. It is dropped if the peer is gone."""
+        data = _SIZE.pack(len(frame)) + frame
+        if self._transport is None:
+            self._unsent += data
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """End the connection at once: frames that arrived are not handled any more."""
+        self._closed = True
+        if self._transport is None:
+            self._opening.cancel()
+        else:
+            self._transport.abort()
+
+    def _on_open(self, _: asyncio.Task[object]) -> None:
+        if self._transport is None:
+            # It was closed before.
+            self._socket.close()
+            self._channel.lost(self)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._transport = transport
+        if self._closed:
+            transport.abort()
+        transport.write(self._unsent)
+
+    def data_received(self, data: bytes) -> None:
+        self._arrived += data
+        self._handle()
+
+    def eof_received(self) -> None:
+        # Nobody reads what is unsent.
+        assert self._transport is not None
+        self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        if not self._closed:
+            # If a write failed, since the peer is gone, what it had sent before is still unread.
+            with contextlib.suppress(OSError):
+                self.data_received(self._socket.recv(_ALL_BYTES))
+        self._channel.lost(self)
+
+    def _handle(self) -> None:
+        """Handle the frames that have arrived, or some of them now and the others soon."""
+        assert self._transport is not None
+        for _ in range(_MAX_FRAMES):
+            frame = self._next_frame()
+            if frame is None:
+                self._transport.resume_reading()
+                return
+            self._channel.received(self, frame)
+        self._transport.pause_reading()
+        self._loop.call_soon(self._handle)
+
+    def _next_frame(self) -> bytearray | None:
+        """Take the next frame that has wholly arrived, if there is one."""
+        arrived, begin = self._arrived, _SIZE.size
+        if self._closed or len(arrived) < begin:
+            return None
+        end = begin + _SIZE.unpack_from(arrived)[0]
+        if len(arrived) < end:
+            return None
+        frame = arrived[begin:end]
+        del arrived[:end]
+        return frame
+
+
+def _socket() -> socket.socket:
+    made = socket.socket(socket.AF_UNIX)
+    made.setblocking(False)
+    return made
+
+
+def _address(endpoint: str) -> str:
+    """The address of a socket: in the abstract namespace it begins with NUL."""
+    return endpoint.replace("@", "\0", 1)

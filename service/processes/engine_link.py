@@ -77,7 +77,7 @@ class EngineLink:
         self._dead = ""
         """Why the engine answers no more, or empty."""
         self._channel = Channel.connect(endpoint, identity, self._receive, self)
-        # Sent alone, since arrays of the same batch could not be resolved yet; and last, since the answer may come now.
+        # Sent alone, since arrays of the same batch could not be resolved yet.
         self._channel.send(memory.attachment())
         self._channel.flush()
 

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+import gc
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from itertools import pairwise
+from typing import Any
 
+import msgspec
 import pytest
-import zmq
+import uvloop
 
 from tests.service.waiting import until
 from turbofno.service.processes.channel import Channel, new_endpoint
@@ -16,6 +25,42 @@ from turbofno.service.processes.messages import Cancel, Message, Returned
 pytestmark = pytest.mark.timeout(20)
 
 UNWRITABLE = Returned(0, 1 << 70)
+
+CANCELLED = msgspec.msgpack.encode([Cancel(7)])
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture(params=[None, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Run a coroutine on one of the event loops, which leaves no descriptor."""
+
+    # The first one opens what stays open.
+    with asyncio.Runner(loop_factory=request.param) as runner:
+        runner.run(asyncio.sleep(0))
+
+    def on_loop(main: Coroutine[Any, Any, None]) -> None:
+        before = set(os.listdir("/proc/self/fd"))
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(main)
+        del runner
+        # What is left open warns, which is an error here.
+        gc.collect()
+        assert set(os.listdir("/proc/self/fd")) <= before
+
+    return on_loop
+
+
+def stranger(endpoint: str) -> socket.socket:
+    """A connection that does not read what it gets."""
+    connected = socket.socket(socket.AF_UNIX)
+    connected.connect(endpoint.replace("@", "\0"))
+    return connected
+
+
+def framed(*frames: bytes) -> bytes:
+    """Frames as on the socket."""
+    return b"".join(len(frame).to_bytes(4, "little") + frame for frame in frames)
 
 
 class Inbox:
@@ -55,7 +100,7 @@ async def connected(*names: bytes) -> AsyncIterator[tuple[Channel, str, Inbox, l
 
 
 def test_a_message_that_cannot_be_encoded_does_not_drop_others(
-    caplog: pytest.LogCaptureFixture,
+    run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
         async with connected(b"a", b"b") as (listening, _, _, (a, b)):
@@ -67,28 +112,26 @@ def test_a_message_that_cannot_be_encoded_does_not_drop_others(
             assert await a.until(2) == [(b"", Returned(1, "x")), (b"", Returned(2, "y"))]
             assert await b.until(1) == [(b"", Returned(3, "z"))]
 
-    asyncio.run(main())
+    run(main())
     assert caplog.text.count("a Returned could not be encoded") == 2
 
 
-def test_messages_to_an_unknown_peer_are_dropped() -> None:
+def test_messages_to_an_unknown_peer_are_dropped(run: Run) -> None:
     async def main() -> None:
         async with connected(b"a") as (listening, _, _, (a,)):
             listening.send(Returned(1, None), b"nobody")
             listening.send(Returned(2, None), b"a")
             assert await a.until(1) == [(b"", Returned(2, None))]
 
-    asyncio.run(main())
+    run(main())
 
 
-def test_foreign_messages_are_ignored() -> None:
+def test_foreign_messages_are_ignored(run: Run) -> None:
     async def main() -> None:
         async with connected() as (_, endpoint, inbox, _):
-            stranger = zmq.Context.instance().socket(zmq.DEALER)
-            stranger.setsockopt(zmq.IDENTITY, b"stranger")
-            stranger.connect(endpoint)
-            for parts in ([b"garbage"], [b""], [b"one", b"two"], [b"one", b"two", b"three"]):
-                stranger.send_multipart(parts)
+            foreign = stranger(endpoint)
+            foreign.sendall(framed(b"foreign", b"garbage", b"", b"one"))
+            foreign.sendall(b"a size, and less than that")
             mate = Channel.connect(endpoint, b"mate", lambda *_: None)
             for number in range(200):
                 mate.send(Cancel(number))
@@ -96,6 +139,292 @@ def test_foreign_messages_are_ignored() -> None:
             expected = [(b"mate", Cancel(number)) for number in range(200)]
             assert await inbox.until(200) == expected
             mate.close()
-            stranger.close(linger=0)
+            foreign.close()
 
-    asyncio.run(main())
+    run(main())
+
+
+def test_a_message_larger_than_the_socket_takes_arrives_whole_and_in_order(run: Run) -> None:
+    async def main() -> None:
+        async with connected(b"a") as (listening, _, _, (a,)):
+            large = Returned(1, "x" * 5_000_000)
+            for message in (large, Returned(2, None)):
+                listening.send(message, b"a")
+                listening.flush()
+            assert await a.until(2) == [(b"", large), (b"", Returned(2, None))]
+
+    run(main())
+
+
+def test_messages_to_a_peer_that_left_are_dropped(run: Run) -> None:
+    async def main() -> None:
+        async with connected(b"a") as (listening, endpoint, inbox, (a,)):
+            peer = Channel.connect(endpoint, b"b", lambda *_: None)
+            peer.send(Cancel(1))
+            await inbox.until(1)
+            peer.close()
+            for number in range(3):
+                for name in (b"a", b"b"):
+                    listening.send(Returned(number, "x" * 1_000_000), name)
+                listening.flush()
+            assert len(await a.until(3)) == 3
+            gone = Channel.connect(new_endpoint(), b"c", lambda *_: None)
+            gone.send(Cancel(2))
+            gone.flush()
+            gone.close()
+
+    run(main())
+
+
+def sent_all(peer: socket.socket) -> int:
+    """Send Cancel(7) until the socket takes no more. Returns how often."""
+    frames = framed(CANCELLED) * 100
+    peer.setblocking(False)
+    sent = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            sent += peer.send(frames[sent % len(frames) :])
+    return sent // len(framed(CANCELLED))
+
+
+@pytest.mark.parametrize("unread", [b"", b"x"], ids=["all read", "unread"])
+def test_what_a_peer_sent_before_it_died_arrives(run: Run, unread: bytes) -> None:
+    async def main() -> None:
+        async with connected() as (listening, endpoint, inbox, _):
+            peer = stranger(endpoint)
+            peer.sendall(framed(b"peer", CANCELLED))
+            await inbox.until(1)
+            if unread:
+                # It dies with this unread, which resets the connection.
+                listening.send(Returned(0, None), b"peer")
+                listening.flush()
+                await asyncio.sleep(0.05)
+            sent = sent_all(peer)
+            peer.close()
+            assert len(await inbox.until(1 + sent)) == 1 + sent
+            assert not listening._connections
+
+    run(main())
+
+
+def test_a_failed_write_loses_nothing_that_the_peer_had_sent(run: Run) -> None:
+    async def main() -> None:
+        async with connected() as (listening, endpoint, inbox, _):
+            peer = stranger(endpoint)
+            peer.sendall(framed(b"peer", CANCELLED))
+            await inbox.until(1)
+            sent = sent_all(peer)
+            peer.close()
+            # Before the event loop reads again.
+            for _ in range(3):
+                listening.send(Returned(0, None), b"peer")
+                listening.flush()
+            assert len(await inbox.until(1 + sent)) == 1 + sent
+            assert not listening._connections
+
+    run(main())
+
+
+def test_a_write_that_fails_while_frames_are_handled_loses_none(run: Run) -> None:
+    async def main() -> None:
+        endpoint, found = new_endpoint(), []
+
+        def receive(sender: bytes, messages: list[Message]) -> None:
+            found.extend(messages)
+            listening.send(Returned(0, None), sender)
+            listening.flush()
+
+        listening = Channel.listen(endpoint, receive)
+        peer = stranger(endpoint)
+        peer.sendall(framed(b"peer"))
+        sent = sent_all(peer)
+        peer.close()
+        await until(lambda: len(found) == sent)
+        listening.close()
+
+    run(main())
+
+
+def test_all_megabytes_of_a_killed_process_arrive(run: Run) -> None:
+    large = msgspec.msgpack.encode([Returned(1, "x" * 3_000_000)])
+    script = """if True:
+        import os, socket, sys
+        connected = socket.socket(socket.AF_UNIX)
+        connected.connect("\\0" + sys.argv[1])
+        connected.sendall(sys.stdin.buffer.read())
+        os.kill(os.getpid(), 9)
+    """
+
+    async def main() -> None:
+        async with connected() as (listening, endpoint, inbox, _):
+            # A message to it stays unread: its end resets the connection.
+            def answer(sender: bytes, messages: list[Message]) -> None:
+                inbox.receive(sender, messages)
+                listening.send(Returned(0, None), sender)
+
+            listening._receive = answer
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", script, endpoint[1:], stdin=asyncio.subprocess.PIPE
+            )
+            await process.communicate(framed(b"peer", CANCELLED, large, large, CANCELLED))
+            assert process.returncode == -signal.SIGKILL
+            assert [type(message) for _, message in await inbox.until(4)] == [
+                Cancel, Returned, Returned, Cancel,
+            ]  # fmt: skip
+
+    run(main())
+
+
+def test_a_frame_may_come_in_pieces(run: Run) -> None:
+    async def main() -> None:
+        async with connected() as (_, endpoint, inbox, _):
+            peer = stranger(endpoint)
+            for byte in framed(b"peer", CANCELLED, CANCELLED):
+                peer.sendall(bytes([byte]))
+                await asyncio.sleep(0.002)
+            assert await inbox.until(2) == [(b"peer", Cancel(7))] * 2
+            peer.close()
+
+    run(main())
+
+
+def test_a_peer_that_sends_many_messages_does_not_block_the_event_loop(run: Run) -> None:
+    async def main() -> None:
+        async with connected() as (_, endpoint, inbox, _):
+            peer = stranger(endpoint)
+            peer.sendall(framed(b"peer"))
+            sent, handled = sent_all(peer), [0]
+            peer.close()
+            async with asyncio.timeout(10):
+                while handled[-1] < sent:
+                    await asyncio.sleep(0)
+                    handled.append(len(inbox.messages))
+            assert max(after - before for before, after in pairwise(handled)) <= 64
+
+    run(main())
+
+
+def test_a_channel_that_its_receiver_closes_receives_no_more(run: Run) -> None:
+    async def main() -> None:
+        endpoint, found = new_endpoint(), []
+
+        def receive(_: bytes, messages: list[Message]) -> None:
+            found.extend(messages)
+            listening.close()
+
+        listening = Channel.listen(endpoint, receive)
+        peer = stranger(endpoint)
+        peer.sendall(framed(b"peer", *[CANCELLED] * 5))
+        await until(lambda: bool(found))
+        await asyncio.sleep(0.05)
+        assert found == [Cancel(7)]
+        peer.close()
+
+    run(main())
+
+
+def test_a_closed_channel_handles_nothing_of_a_peer_that_left_before(run: Run) -> None:
+    async def main() -> None:
+        async with connected() as (listening, endpoint, inbox, _):
+            peer = stranger(endpoint)
+            peer.sendall(framed(b"peer", CANCELLED))
+            await inbox.until(1)
+            sent = sent_all(peer)
+            peer.close()
+            listening.send(Returned(0, None), b"peer")
+            await until(lambda: not listening._connections)
+            listening.close()
+            handled = len(inbox.messages)
+            await asyncio.sleep(0.05)
+            assert len(inbox.messages) == handled < sent
+
+    run(main())
+
+
+@pytest.mark.parametrize("turns", range(7))
+def test_a_channel_that_closes_leaves_no_connection(run: Run, turns: int) -> None:
+    async def main() -> None:
+        endpoint, inbox = new_endpoint(), Inbox()
+        listening = Channel.listen(endpoint, inbox.receive)
+        peer = stranger(endpoint)
+        peer.sendall(framed(b"peer", CANCELLED))
+        mate = Channel.connect(endpoint, b"mate", inbox.receive)
+        mate.send(Cancel(1))
+        mate.flush()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for channel in (listening, mate):
+            channel.close()
+            channel.send(Cancel(2))
+        inbox.messages.clear()
+        peer.settimeout(0)
+        for _ in range(50):
+            await asyncio.sleep(0.001)
+        with contextlib.suppress(ConnectionResetError):
+            assert peer.recv(1) == b""
+        assert not inbox.messages
+        peer.close()
+        with socket.socket(socket.AF_UNIX) as late, pytest.raises(ConnectionRefusedError):
+            late.connect(endpoint.replace("@", "\0"))
+
+    run(main())
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_the_event_loop_may_end_right_after_a_channel(run: Run, turns: int) -> None:
+    async def main() -> None:
+        endpoint = new_endpoint()
+        listening = Channel.listen(endpoint, lambda *_: None)
+        mate = Channel.connect(endpoint, b"mate", lambda *_: None)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        mate.close()
+        listening.close()
+
+    run(main())
+
+
+def test_what_was_flushed_arrives_from_a_channel_that_closes(run: Run) -> None:
+    async def main() -> None:
+        async with connected() as (_, endpoint, inbox, _):
+            peer = Channel.connect(endpoint, b"peer", lambda *_: None)
+            await asyncio.sleep(0.05)
+            peer.send(Returned(1, "x" * 50_000))
+            peer.flush()
+            peer.close()
+            assert await inbox.until(1) == [(b"peer", Returned(1, "x" * 50_000))]
+
+    run(main())
+
+
+def test_a_process_of_another_user_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with connected() as (_, endpoint, inbox, _):
+            monkeypatch.setattr(os, "geteuid", lambda: -1)
+            peer = stranger(endpoint)
+            peer.sendall(framed(b"peer", CANCELLED))
+            peer.settimeout(0)
+            await asyncio.sleep(0.05)
+            with contextlib.suppress(ConnectionResetError):
+                assert peer.recv(1) == b""
+            assert not inbox.messages
+            peer.close()
+
+    run(main())
+
+
+def test_a_second_peer_of_the_same_name_is_refused(run: Run) -> None:
+    async def main() -> None:
+        async with connected(b"a") as (listening, endpoint, inbox, (a,)):
+            other = Inbox()
+            second = Channel.connect(endpoint, b"a", other.receive)
+            second.send(Cancel(1))
+            third = stranger(endpoint)
+            third.sendall(framed(b"a", b"b", CANCELLED))
+            listening.send(Returned(1, None), b"a")
+            assert await a.until(1) == [(b"", Returned(1, None))]
+            assert (inbox.messages, other.messages) == ([], [])
+            second.close()
+            third.close()
+
+    run(main())

@@ -27,7 +27,7 @@ def test_settings_arrive_also_infinite_ones() -> None:
         model_limits={"m": {"fields": 3, "batch": 2}},  # type: ignore[dict-item]
     )
     records = (RecoveryRecord("m", "1", ""), RecoveryRecord("m", "2", "why not"))
-    launch = Launch("engine", 1, 2, os.getpid(), "ipc://@x", settings, records, rank=1, store="/s")
+    launch = Launch("engine", 1, 2, os.getpid(), "@x", settings, records, rank=1, store="/s")
     shown = subprocess.run([sys.executable, "-c", SHOW], input=launch.dump(), capture_output=True, check=True)  # fmt: skip
     assert shown.stdout.strip() == launch.dump()
     assert b"Infinity" in shown.stdout
