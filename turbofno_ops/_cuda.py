@@ -102,7 +102,7 @@ class CudaStages:
 
     With a `slab` these are whole grids, and the attributes `size` and `out_size` those of the process's slab.
 
-    Fields are channels last, float32 (bfloat16 under bf16). Spectra are complex64, the network's input and result
+    Fields are channels last, float32 or split (bfloat16 under bf16). Spectra are complex64, the network's input and result
     float32. The object owns its tables, so that CUDA graphs can read them as long as it lives.
 
     `settled`: no kernel still in flight writes the weights.
@@ -221,7 +221,7 @@ class CudaStages:
     def plain(self, field: Field) -> torch.Tensor:
         if isinstance(field, torch.Tensor):
             return field
-        return field.data[..., : field.channels].movedim(-1, 1)
+        return field.values().movedim(-1, 1)
 
     @property
     def nbytes(self) -> int:
@@ -238,6 +238,9 @@ class CudaStages:
     def _field(self, batch: int, channels: int, grid: Size) -> ChannelsLast:
         dtype = field_dtype(self._precision)
         return ChannelsLast.empty(batch, grid, channels, dtype, self._device)
+
+    def _split_field(self, batch: int, channels: int, grid: Size) -> ChannelsLast:
+        return ChannelsLast.empty_split(batch, grid, channels, self._device)
 
     def _shape(self, steps: tuple[Step, ...], given: Operands) -> Shape:
         first = next(t for t in (given.mixed, given.saved, given.x) if t is not None)
@@ -322,7 +325,7 @@ class CudaStages:
         of = (arguments.batch, arguments.channels, *planned.shape.grid[:-1], arguments.modes)
         spectra = torch.empty(of, dtype=torch.complex64, device=self._device)
         workspace = self._workspace(planned.workspace_bytes)
-        arguments.field, arguments.spectra = field.data.data_ptr(), spectra.data_ptr()
+        arguments.field, arguments.spectra = field.unsplit().data_ptr(), spectra.data_ptr()
         arguments.table, arguments.workspace = planned.table.data_ptr(), workspace.data_ptr()
         launch("analyze_rows", arguments)
         return spectra
@@ -365,21 +368,28 @@ class CudaStages:
                 case Source():
                     to.field = pointer(readable(_required(given.x)))
                 case Restore():
-                    to.field = pointer(_required(given.saved).data)
+                    to.field = pointer(_required(given.saved).unsplit())
                 case Synthesis():
                     tile.mixed = pointer(_required(given.mixed))
                 case Normalize():
                     factor, offset = self._norm(step, steps[0], shape, given, tile.width)
                     to.scale, to.shift = pointer(factor), pointer(offset)
                 case AddMap() | AddGate():
-                    of_x = given.x.data if isinstance(given.x, ChannelsLast) else _required(given.x)
+                    of_x = _required(given.x)
+                    if isinstance(of_x, ChannelsLast):
+                        if of_x.scales is not None:
+                            tile.x_scales = pointer(of_x.scales)
+                        of_x = of_x.data
                     to.field = pointer(readable(of_x))
                 case Store() | Save():
                     if channel_first and isinstance(step, Store):
                         x = torch.empty(shape.batch, to.channels, *shape.grid, device=self._device)
                         to.field, to.channel_first = pointer(x), 1
                         continue
-                    field = self._field(shape.batch, to.channels, shape.grid)
+                    of = (shape.batch, to.channels, shape.grid)
+                    field = self._split_field(*of) if kernel.plan.stores_split else self._field(*of)
+                    if field.scales is not None:
+                        tile.scales = pointer(field.scales)
                     to.field = pointer(field.data)
                     if isinstance(step, Store):
                         x = field
@@ -420,7 +430,7 @@ class CudaStages:
     def _field_moments(self, field: ChannelsLast, shape: Shape) -> torch.Tensor:
         arguments, moments = self._moments(shape, field.channels)
         workspace = self._workspace(bytes_of("moments_workspace_bytes", arguments))
-        arguments.field, arguments.workspace = field.data.data_ptr(), workspace.data_ptr()
+        arguments.field, arguments.workspace = field.unsplit().data_ptr(), workspace.data_ptr()
         launch("field_moments", arguments)
         return self._of_all(moments)
 

@@ -181,7 +181,7 @@ def _axis_table(
     Angles count from point 0: the kernels fold n and -n, which on the whole axis is points - n. Of a part of an axis they
     count from its middle, where n and points - n lie opposite to each other.
 
-    Rows are outputs, terms are summed over. Float32 [tiles of 16 rows, k-slabs of 8 terms, cos and sin,
+    Rows are outputs, terms are summed over. Float32 [tiles of 16 rows, k-tiles of 8 terms, cos and sin,
     high and low TF32 part, 8, 4, 2, 2] as csrc/kernels/transform_axis.cu reads it; the last four axes are row,
     term, term // 4, row // 8. Zero padded.
     """

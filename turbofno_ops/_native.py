@@ -55,6 +55,7 @@ class Tile(ctypes.Structure):
         *[(name, c_int32) for name in ("warpgroups", "weights_settled", "steps")],
         *[(name, c_void_p) for name in ("mixed", "spectra", "synthesis", "analysis")],
         *[(name, c_void_p) for name in ("synthesis_phases", "analysis_phases", "workspace")],
+        *[(name, c_void_p) for name in ("x_scales", "scales")],
         ("step", Step * MAX_STEPS),
     ]
 
@@ -64,7 +65,7 @@ class TilePlan(ctypes.Structure):
 
     _fields_: ClassVar = [
         ("workspace_bytes", c_int64),
-        ("segment_points", c_int32),
+        *[(name, c_int32) for name in ("segment_points", "stores_split")],
         ("opaque", c_int32 * PLAN_WORDS),
     ]
 

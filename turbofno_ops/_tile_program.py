@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
 from weakref import WeakKeyDictionary
 
@@ -34,6 +34,7 @@ from turbofno_ops.description import PRECISIONS, PointwiseMap, Size
 
 _WORD = 16  # bytes: size granularity of points, alignment of tensors
 _FRAGMENT_PAIR = 16  # channels of two fragments
+_TILE_POINTS = 16
 _HIDDEN = 32  # hidden channels of an MLP are a multiple of this
 _PROJECTED = 16
 # Most channels times modes for which a program also analyses its result. Beyond, the sums leave shared memory for few
@@ -59,10 +60,15 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class ChannelsLast:
-    """A field [batch, *grid, channels rounded up to whole 16 bytes]."""
+    """A field [batch, *grid, channels rounded up to whole 16 bytes].
+
+    With `scales` [batch, *grid but the last axis, tiles of 16 points] it is split: a value is the sum of two float16 times
+    the scale of its tile. Four channels of a point are their four high parts, then their four low parts.
+    """
 
     data: torch.Tensor
     channels: int
+    scales: torch.Tensor | None = None
 
     @classmethod
     def empty(
@@ -70,6 +76,29 @@ class ChannelsLast:
     ) -> Self:
         pitch = round_up(channels, _WORD // dtype.itemsize)
         return cls(torch.empty(batch, *grid, pitch, dtype=dtype, device=device), channels)
+
+    @classmethod
+    def empty_split(cls, batch: int, grid: Size, channels: int, device: torch.device) -> Self:
+        field = cls.empty(batch, grid, channels, torch.float32, device)
+        tiles = -(-grid[-1] // _TILE_POINTS)
+        return replace(field, scales=torch.empty(batch, *grid[:-1], tiles, device=device))
+
+    def values(self) -> torch.Tensor:
+        """Return the values [batch, *grid, channels]."""
+        if self.scales is None:
+            return self.data[..., : self.channels]
+        parts = self.data.view(torch.float16).unflatten(-1, (-1, 2, _WORD // 4))
+        high, low = parts.unbind(-2)
+        values = high.float().add_(low).flatten(-2)
+        scales = self.scales.repeat_interleave(_TILE_POINTS, -1)
+        values *= scales[..., : self.data.shape[-2], None]
+        return values[..., : self.channels]
+
+    def unsplit(self) -> torch.Tensor:
+        """Return `data` for kernels that do not read split fields. Raises ValueError if it is split."""
+        if self.scales is not None:
+            raise ValueError("this kernel reads values, not their float16 parts")
+        return self.data
 
 
 class Shape(NamedTuple):

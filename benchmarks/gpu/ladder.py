@@ -204,7 +204,7 @@ class CudaKernels:
     def points(self, field: ChannelsLast) -> torch.Tensor:
         if field.data.shape[-1] != field.channels:
             raise ValueError(f"{field.channels} channels are padded in memory")
-        return field.data
+        return field.values()
 
     def field(self, points: torch.Tensor) -> ChannelsLast:
         return ChannelsLast(points, points.shape[-1])

@@ -74,7 +74,11 @@ typedef enum {
  *
  * Fields are [batch][outer][points][channels rounded up to whole 16 bytes], float32 or, with TURBOFNO_BF16, bfloat16.
  * A step may set channel_first: float32 [batch][channels][outer][points]. `outer` is the number of grid rows: the product
- * of all axes but the last. */
+ * of all axes but the last.
+ *
+ * With TURBOFNO_FP32 a field between two programs may be split, as products take it: a value is the sum of two float16, high and
+ * low, times the scale of its tile. Four channels of a point are 16 bytes: their high parts, then their low parts. Scales are
+ * float32 [batch][outer][points / 16, rounded up]. */
 typedef enum {
     TURBOFNO_LOAD = 0, /* y = field */
     TURBOFNO_SYNTHESIS = 1, /* y = inverse DFT of `mixed` along the last axis; the first step */
@@ -127,6 +131,8 @@ typedef struct {
     const float *synthesis_phases, *analysis_phases; /* segment_phases(points, modes or next_modes, segment_points), or null
                                                         where a segment is a row */
     void *workspace; /* turbofno_tile_plan.workspace_bytes */
+    const float *x_scales; /* of the field that maps and gates read; null if that is not split */
+    float *scales; /* of the field that STORE writes, if turbofno_tile_plan.stores_split and it is channels last */
     turbofno_step step[TURBOFNO_MAX_STEPS];
 } turbofno_tile;
 
@@ -134,6 +140,7 @@ typedef struct {
 typedef struct {
     int64_t workspace_bytes; /* of turbofno_tile.workspace */
     int32_t segment_points; /* points of the tables: a row's, or fewer */
+    int32_t stores_split; /* 1: STORE writes a split field, unless it is channel first */
     int32_t opaque[TURBOFNO_PLAN_WORDS]; /* csrc/plan/tile_plan.h */
 } turbofno_tile_plan;
 

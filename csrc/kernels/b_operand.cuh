@@ -100,16 +100,8 @@ template <typename P> struct WgmmaOperandB {
         for (int from = 0; from < FRAGMENTS; from += kWgmmaFragments) {
             const unsigned b = first + 2 * chunk * step + (2 * pair + from) * kMatrixWords;
             float part[kWgmmaFragments][4];
-            wgmma_fence();
-            if constexpr (P::kSplit) {
-#pragma unroll
-                for (int i = 0; i < STEPS; ++i) wgmma<P>(part, a.low[i], b + i * step, i > 0);
-#pragma unroll
-                for (int i = 0; i < STEPS; ++i) wgmma<P>(part, a.high[i], b + i * step + plane, true);
-            }
-#pragma unroll
-            for (int i = 0; i < STEPS; ++i) wgmma<P>(part, a.high[i], b + i * step, P::kSplit || i > 0);
-            wgmma_commit_and_wait(part);
+            start_product<P, STEPS>(part, a.high, a.low, b, step, plane);
+            wgmma_wait(part);
 #pragma unroll
             for (int j = 0; j < kWgmmaFragments; ++j) {
                 const float b_inv_scale = P::kScaled ? inv_scale[chunk * pairs + pair + (from + j) / 2] : 1.0f;

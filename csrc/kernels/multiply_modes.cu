@@ -9,16 +9,16 @@
 // imaginary parts. B holds the input: 4 channels by 8 batch elements. The real part of the product is (re, -im) of the
 // weights times (re, im) of the input, the imaginary part (re, im) times (im, re). Row g is channel 2g and row g + 8 channel
 // 2g + 1, so that a lane reads its weights as 16 bytes. Weights are read once for all batch elements of the block: they
-// stream through a ring of stages, or there is a stage for each of them (spectral_plan.cpp).
+// stream through a ring of stages, or there is a stage for each of them (product_plan.cpp).
+#include "../plan/product_plan.h"
 #include "async_copy.cuh"
 #include "pdl.cuh"
-#include "../plan/spectral_plan.h"
 #include "split_tf32.cuh"
 
 namespace turbofno {
 namespace {
 
-struct Product {
+struct ProductArguments {
     const float2 *in, *weight;
     float2 *out;
     int64_t batch, in_pitch, out_pitch; // pitches: from one kx to the next
@@ -31,7 +31,7 @@ struct Product {
 
 // Copies the weights of input channel c and output channels o, o + 1; zeros out of range.
 template <bool EVEN>
-__device__ __forceinline__ void copy_weights(float4 *to, const Product &a, const float2 *weight, int c, int o) {
+__device__ __forceinline__ void copy_weights(float4 *to, const ProductArguments &a, const float2 *weight, int c, int o) {
     const bool inside = c < a.c_in && o < a.c_out;
     const float2 *from = inside ? weight + c * a.c_out + o : weight;
     if constexpr (EVEN) {
@@ -73,8 +73,7 @@ __device__ __forceinline__ void multiply(float (&sum)[BATCH][2][4], float4 w, co
         for (int n = 0; n < BATCH; ++n) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                mma(part[n][i], product == 0 ? a_low[i] : a_high[i],
-                             product == 1 ? b_low[n][i] : b_high[n][i]);
+                mma(part[n][i], product == 0 ? a_low[i] : a_high[i], product == 1 ? b_low[n][i] : b_high[n][i]);
             }
         }
     }
@@ -126,7 +125,7 @@ __device__ void copy_out(float2 *to, const float2 *from, int channels, int modes
 
 template <int BATCH, int MODES, bool SPLIT, bool EVEN>
 __global__ void __launch_bounds__(32 * kMaxModeWarps, BATCH == 1 ? 4 : BATCH == 2 ? 3 : 2)
-    multiply_modes_kernel(const Product a) {
+    multiply_modes_kernel(const ProductArguments a) {
     constexpr int kPair = MODES > 1 ? 2 : 1;
     extern __shared__ __align__(16) float4 weights[]; // [stage][warp][2 steps][32]
     // [b][c][ky] in, then [b][o][ky] out
@@ -150,7 +149,7 @@ __global__ void __launch_bounds__(32 * kMaxModeWarps, BATCH == 1 ? 4 : BATCH == 
     const int c_copied = lane / 8, o_copied = o0 + warp / MODES * 16 + lane % 8 * 2;
     float4 *const stages = weights + warp * 64;
     const int written = c_copied * 8 + (lane % 8 ^ 2 * c_copied), read = t * 8 + (g ^ 2 * t);
-    const int padded = (a.c_in + 7) / 8 * 8;
+    const int padded = round_up(a.c_in, 8);
     const auto copy_stage = [&](int stage, int c) {
         if (c < padded) {
             float4 *to = stages + stage * 2 * blockDim.x + written;
@@ -211,8 +210,8 @@ __global__ void __launch_bounds__(32 * kMaxModeWarps, BATCH == 1 ? 4 : BATCH == 
     }
 }
 
-template <bool SPLIT, bool EVEN> auto kernel_for(const ProductPlan &p) -> void (*)(Product) {
-    const auto choose = [&](auto batch) -> void (*)(Product) {
+template <bool SPLIT, bool EVEN> auto kernel_for(const ProductPlan &p) -> void (*)(ProductArguments) {
+    const auto choose = [&](auto batch) -> void (*)(ProductArguments) {
         constexpr int BATCH = decltype(batch)::value;
         switch (p.modes) {
         case 1: return multiply_modes_kernel<BATCH, 1, SPLIT, EVEN>;
@@ -235,7 +234,7 @@ extern "C" turbofno_status turbofno_multiply_modes(const turbofno_product *produ
     if (turbofno_product_unsupported(product) != nullptr) return TURBOFNO_UNSUPPORTED;
     if (product->input == nullptr || product->weight == nullptr || product->out == nullptr) return TURBOFNO_NULL_POINTER;
     const ProductPlan p = plan(*product);
-    Product a{};
+    ProductArguments a{};
     a.in = reinterpret_cast<const float2 *>(product->input);
     a.out = reinterpret_cast<float2 *>(product->out);
     a.weight = reinterpret_cast<const float2 *>(product->weight);
@@ -260,7 +259,6 @@ extern "C" turbofno_status turbofno_multiply_modes(const turbofno_product *produ
     const auto kernel = product->precision == TURBOFNO_FP32
                             ? (even ? kernel_for<true, true>(p) : kernel_for<true, false>(p))
                             : (even ? kernel_for<false, true>(p) : kernel_for<false, false>(p));
-    // always the maximum: a smaller value could break a concurrent launch of this kernel by another thread
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes);
+    allow_shared_memory(kernel, kMaxSharedBytes);
     return launch_pdl(kernel, dim3(unsigned(p.blocks)), p.threads, size_t(p.shared_bytes), stream, a);
 }

@@ -6,12 +6,9 @@
 // Variances are sums of squares about a known mean, or merged from such sums (Chan et al. 1983), so that no digits cancel.
 // Means are sums of differences from the first value: exact for a constant, whose rounding a norm would amplify by
 // 1 / sqrt(eps).
-#include <algorithm>
-
+#include "../plan/ceil_div.h"
 #include "pdl.cuh"
 #include "tile_fields.cuh"
-
-#include "../plan/ceil_div.h"
 
 namespace turbofno {
 namespace {

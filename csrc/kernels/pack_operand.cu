@@ -1,12 +1,12 @@
 // Packs weights as B operands in the order of warp_mma.cuh: split, scaled and permuted once for all tiles.
 #include "../plan/ceil_div.h"
 #include "pdl.cuh"
-#include "precision.cuh"
+#include "warp_mma.cuh"
 
 namespace turbofno {
 namespace {
 
-constexpr int kLanes = 32, kWarps = 8;
+constexpr int kWarps = 8;
 constexpr int kTerms = 32, kColumns = 16; // of a block of words
 constexpr int kSteps = 2; // of 16 terms each, one tensor-core product
 // Tensor cores truncate when they accumulate, so a product of split operands is too small: on average by this share, measured

@@ -52,6 +52,11 @@ template <int FROM, int TO> __device__ __forceinline__ float max_over_lanes(floa
     return magnitude;
 }
 
+// The largest magnitude over all lanes. Magnitudes compare as their bits do, NaN above all others.
+__device__ __forceinline__ float max_of_lanes(float magnitude) {
+    return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(magnitude)));
+}
+
 // The power of two that scales a largest magnitude to 2^14 .. 2^15, and its inverse. The scale is NaN if the magnitude is
 // not finite, so that all products with it are NaN.
 struct Scale {
@@ -84,6 +89,13 @@ __device__ __forceinline__ void split(float a, float b, float scale, uint32_t &h
     } else {
         high = finite_or_nan(__floats2bfloat162_rn(a, b));
     }
+}
+
+// The values of a pair of scaled float16 parts.
+__device__ __forceinline__ float2 joined(uint32_t high, uint32_t low) {
+    const float2 h = __half22float2(*reinterpret_cast<const __half2 *>(&high));
+    const float2 l = __half22float2(*reinterpret_cast<const __half2 *>(&low));
+    return {h.x + l.x, h.y + l.y};
 }
 
 template <typename P>

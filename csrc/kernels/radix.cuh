@@ -5,9 +5,8 @@
 // of the latter give X[k] and X[R - k] together.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include "../plan/ceil_div.h"
+#include "complex.cuh"
 
 namespace turbofno {
 
@@ -39,14 +38,6 @@ TURBOFNO_HOST_DEVICE constexpr Root root_of_unity(int k, int n) {
         term *= angle / (i + 1);
     }
     return {cosine, sine};
-}
-
-__device__ __forceinline__ float2 operator+(float2 a, float2 b) { return {a.x + b.x, a.y + b.y}; }
-__device__ __forceinline__ float2 operator-(float2 a, float2 b) { return {a.x - b.x, a.y - b.y}; }
-__device__ __forceinline__ float2 conjugate(float2 a) { return {a.x, -a.y}; }
-
-__device__ __forceinline__ float2 product(float2 a, float2 b) {
-    return {fmaf(a.x, b.x, -(a.y * b.y)), fmaf(a.x, b.y, a.y * b.x)};
 }
 
 // z exp(-2 pi i K / N)

@@ -3,7 +3,10 @@
 #pragma once
 
 #include "b_operand.cuh"
+#include "complex.cuh"
 #include "tile_fields.cuh"
+
+#include <type_traits>
 
 namespace turbofno {
 namespace {
@@ -33,51 +36,106 @@ __device__ __forceinline__ int channel_of(int fragment, int column) {
     return 4 * (column / 2) + column % 2 + 2 * (fragment % 2);
 }
 
-__device__ __forceinline__ float2 times(float2 a, float2 b) { return {a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x}; }
+// What a lane reads of a row's mixed spectra for a B operand, whose K index (terms) runs over (re, im) of every mode, its N
+// index (columns) over channels. A `block` is 32 terms by 16 columns with one scale; the warps of a group take blocks in turn.
+// A lane has eight values of a block: four modes of two channels.
+struct SpectraBlock {
+    int chunk, pair, mode, channel; // of this lane's first value
 
-// Stages a row's mixed spectra, times the phases of a segment unless null, as a B operand. Its K index (terms) runs over
-// (re, im) of every mode, its N index (columns) over channels. A `block` is 32 terms by 16 columns with one scale.
-template <typename P, typename B>
-__device__ void stage_spectra(uint4 *to, const turbofno_tile &t, const TilePosition &at, const float2 *phases, int pairs,
-                              int first_channel, const WarpGroupContext &group) {
-    const int g = group.lane / 4, lane_mode = group.lane % 4;
-    const int blocks = ceil_div(2 * t.modes, 32) * pairs;
-    float *inv_scales = inv_scales_of<P>(to, 2 * t.modes, pairs);
-    const int64_t stride = t.outer * t.modes; // from one channel to the next
-    const auto *from = reinterpret_cast<const float2 *>(t.mixed) + (int64_t(at.b) * t.channels * t.outer + at.o) * t.modes;
-    for (int block = group.rank; block < blocks; block += group.size) {
-        const int chunk = block / pairs, pair = block - chunk * pairs;
-        const int mode = 16 * chunk + lane_mode, channel = first_channel + 16 * pair + channel_of(0, g);
-        const float2 *const of_fragment[2] = {from + channel * stride + mode, from + (channel + 2) * stride + mode};
-        float2 z[2][2][2]; // step, fragment, first or second register
-        float most = 0.0f;
+    __device__ __forceinline__ SpectraBlock(int block, int pairs, int first_channel, int lane)
+        : chunk(block / pairs), pair(block - chunk * pairs), mode(16 * chunk + lane % 4),
+          channel(first_channel + 16 * pair + channel_of(0, lane / 4)) {}
+
+    static __device__ __forceinline__ int modes_on(int i) { return 8 * (i / 4) + 4 * (i % 2); }
+    static __device__ __forceinline__ int channels_on(int i) { return i / 2 % 2 * 2; }
+
+    // use(i, from, exists) for the eight values.
+    template <typename Use>
+    __device__ __forceinline__ void for_values(const turbofno_tile &t, const TilePosition &at, const Use &use) const {
+        const int64_t stride = t.outer * t.modes; // from one channel to the next
+        const auto *all = reinterpret_cast<const float2 *>(t.mixed) + (int64_t(at.b) * t.channels * t.outer + at.o) * t.modes;
+        const float2 *const first = all + channel * stride + mode, *const second = first + 2 * stride;
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            const int step = i / 4, fragment = i / 2 % 2, further = 8 * step + 4 * (i % 2);
-            float2 value{0.0f, 0.0f};
-            if (mode + further < t.modes && channel + 2 * fragment < t.channels) {
-                value = of_fragment[fragment][further];
-                if (phases != nullptr) value = times(value, __ldg(phases + mode + further));
+            const bool exists = mode + modes_on(i) < t.modes && channel + channels_on(i) < t.channels;
+            use(i, exists ? (channels_on(i) ? second : first) + modes_on(i) : all, exists);
+        }
+    }
+
+    // Index of the value among the copied ones (copied_words in tile_plan.h); beyond its end for modes that no lane has.
+    __device__ __forceinline__ int slot(int i, int modes, int lane) const {
+        const int quads = ceil_div(modes, 4), quad = 4 * chunk + modes_on(i) / 4;
+        return ((pair * quads + quad) * 2 + channels_on(i) / 2) * kLanes + lane;
+    }
+    __device__ __forceinline__ bool is_copied(int i, int modes) const { return 16 * chunk + modes_on(i) < modes; }
+};
+
+// Starts to copy a row's mixed spectra to shared memory, where `stage_spectra` finds them. Every lane copies what it will read.
+__device__ __forceinline__ void copy_spectra(float2 *to, const turbofno_tile &t, const TilePosition &at, int pairs,
+                                             int first_channel, const WarpGroupContext &group) {
+    const int blocks = ceil_div(2 * t.modes, 32) * pairs;
+    for (int index = group.rank; index < blocks; index += group.size) {
+        const SpectraBlock block(index, pairs, first_channel, group.lane);
+        block.for_values(t, at, [&](int i, const float2 *from, bool exists) {
+            if (block.is_copied(i, t.modes)) copy_async<8>(to + block.slot(i, t.modes, group.lane), from, exists);
+        });
+    }
+    commit_copies();
+}
+
+// Stages a row's mixed spectra as a B operand: times the phases of a segment and a factor for each channel, unless null.
+// `copied` is null without `copy_spectra`.
+template <typename P, typename B>
+__device__ void stage_spectra(uint4 *to, const float2 *copied, const turbofno_tile &t, const TilePosition &at,
+                              const float2 *phases, const float *factors, int pairs, int first_channel,
+                              const WarpGroupContext &group) {
+    const int blocks = ceil_div(2 * t.modes, 32) * pairs;
+    float *inv_scales = inv_scales_of<P>(to, 2 * t.modes, pairs);
+    if (copied != nullptr) wait_copies<0>();
+    for (int index = group.rank; index < blocks; index += group.size) {
+        const SpectraBlock block(index, pairs, first_channel, group.lane);
+        float2 z[8] = {};
+        if (copied != nullptr) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                if (block.is_copied(i, t.modes)) z[i] = copied[block.slot(i, t.modes, group.lane)];
             }
-            z[step][fragment][i % 2] = value;
-            most = max_magnitude(max_magnitude(most, value.x), value.y);
+        } else {
+            block.for_values(t, at, [&](int i, const float2 *from, bool exists) { if (exists) z[i] = *from; });
+        }
+        if (phases != nullptr) {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) z[i] = product(z[i], __ldg(phases + min(block.mode + block.modes_on(i), t.modes - 1)));
+        }
+        if (factors != nullptr) {
+            const float of[2] = {factors[block.channel], factors[block.channel + 2]};
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const float factor = of[block.channels_on(i) / 2];
+                z[i] = {factor * z[i].x, factor * z[i].y};
+            }
         }
         Scale scale{1.0f, 1.0f};
-        if constexpr (P::kScaled) scale = scale_of(max_over_lanes<1, 32>(most));
+        if constexpr (P::kScaled) {
+            float most = 0.0f;
+#pragma unroll
+            for (float2 value : z) most = max_magnitude(max_magnitude(most, value.x), value.y);
+            scale = scale_of(max_of_lanes(most));
+        }
 #pragma unroll
         for (int step = 0; step < 2; ++step) {
             uint32_t high[4], low[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const float2 value = z[step][i / 2][i % 2];
+                const float2 value = z[4 * step + i];
                 split<P>(value.x, value.y, scale.factor, high[i], low[i]);
             }
-            WordIndex place{chunk, step, pair, 0, group.lane};
-            B::put(to, pairs, place, {high[0], high[1], high[2], high[3]});
-            place.plane = 1;
-            if constexpr (P::kSplit) B::put(to, pairs, place, {low[0], low[1], low[2], low[3]});
+            WordIndex word{block.chunk, step, block.pair, 0, group.lane};
+            B::put(to, pairs, word, {high[0], high[1], high[2], high[3]});
+            word.plane = 1;
+            if constexpr (P::kSplit) B::put(to, pairs, word, {low[0], low[1], low[2], low[3]});
         }
-        if (group.lane == 0) inv_scales[block] = scale.inverse;
+        if (group.lane == 0) inv_scales[index] = scale.inverse;
     }
 }
 
@@ -135,20 +193,17 @@ struct SegmentPhases {
     __device__ __forceinline__ void divide(float (&sum)[4], int columns, int lane) const {
         if (phases == nullptr) return;
         const int mode = 4 * columns + lane % 4;
-        const float2 phase = __ldg(phases + min(mode, modes - 1)), conjugate{phase.x, -phase.y};
-        const float2 first = times({sum[0], sum[1]}, conjugate), second = times({sum[2], sum[3]}, conjugate);
+        const float2 back = conjugate(__ldg(phases + min(mode, modes - 1)));
+        const float2 first = product({sum[0], sum[1]}, back), second = product({sum[2], sum[3]}, back);
         sum[0] = first.x, sum[1] = first.y, sum[2] = second.x, sum[3] = second.y;
     }
 };
 
 // Truncated DFT for the next spectral product: sums += y^T . table over the points of a tile of a segment. M is channels, N
-// cosines and sines; `columns` counts fragments of 8 (4 modes). `first`: the sums are not initialised yet.
+// cosines and sines; `columns` counts fragments of 8 (4 modes). `y` is split (split_points), `inv_scale` of y and table.
 template <typename P, int FRAGMENTS>
-__device__ __forceinline__ void analyze(float4 *sums, const float (&values)[FRAGMENTS][4], const uint4 *table, int tile,
-                                        int columns, float table_inv_scale, const SegmentPhases &phases, bool first, int lane) {
-    Scale scale{1.0f, 1.0f};
-    if constexpr (P::kScaled) scale = scale_of(max_of_warp(values));
-    const float inv_scale = scale.inverse * table_inv_scale;
+__device__ __forceinline__ void analyze(float4 *sums, const uint4 (&y)[FRAGMENTS / 2][2], const uint4 *table, int tile,
+                                        int columns, float inv_scale, const SegmentPhases &phases, int lane) {
     const int pairs = ceil_div(columns, 2);
     constexpr int kUnroll = FRAGMENTS < 4 ? 1 : 2; // blocks of 16 channels
 #pragma unroll
@@ -158,41 +213,53 @@ __device__ __forceinline__ void analyze(float4 *sums, const float (&values)[FRAG
         for (int m = 0; m < kUnroll; ++m) {
 #pragma unroll
             for (int r = 0; r < 4; ++r) { // rows of fragment r % 2, points of half r / 2
-                const float *pair = &values[2 * (m0 + m) + r % 2][2 * (r / 2)];
-                split<P>(pair[0], pair[1], scale.factor, high[m][r], low[m][r]);
-                high[m][r] = transpose_8x8(high[m][r]);
-                if constexpr (P::kSplit) low[m][r] = transpose_8x8(low[m][r]);
+                const uint4 word = y[m0 + m][r / 2];
+                high[m][r] = transpose_8x8(r % 2 ? word.y : word.x);
+                if constexpr (P::kSplit) low[m][r] = transpose_8x8(r % 2 ? word.w : word.z);
             }
         }
         const uint4 *at = table + tile * pairs * (P::kPlanes * kLanes) + lane;
         float4 *to = sums + m0 * columns * kLanes + lane;
-        const auto add = [&](int n, uint32_t h0, uint32_t h1, uint32_t l0, uint32_t l1) {
-            float part[kUnroll][4] = {};
-            if constexpr (P::kSplit) {
+        // all products of two fragments are independent chains; the second of the last pair may not exist
+        const auto add_pairs = [&](auto segmented) {
+#pragma unroll 1
+            for (int n = 0; n < columns; n += 2, at += P::kPlanes * kLanes, to += 2 * kLanes) {
+                const uint4 h = at[0], l = P::kSplit ? at[kLanes] : uint4{};
+                const bool both = n + 1 < columns;
+                float4 before[kUnroll][2];
 #pragma unroll
-                for (int m = 0; m < kUnroll; ++m) mma<P>(part[m], low[m], h0, h1);
+                for (int m = 0; m < kUnroll; ++m) {
+                    before[m][0] = to[m * columns * kLanes];
+                    if (both) before[m][1] = to[(m * columns + 1) * kLanes];
+                }
+                float part[kUnroll][2][4] = {};
 #pragma unroll
-                for (int m = 0; m < kUnroll; ++m) mma<P>(part[m], high[m], l0, l1);
-            }
+                for (int product = P::kSplit ? 0 : 2; product < 3; ++product) { // small products first
+                    const uint4 b = product == 1 ? l : h;
 #pragma unroll
-            for (int m = 0; m < kUnroll; ++m) mma<P>(part[m], high[m], h0, h1);
+                    for (int m = 0; m < kUnroll; ++m) {
+                        mma<P>(part[m][0], product == 0 ? low[m] : high[m], b.x, b.y);
+                        mma<P>(part[m][1], product == 0 ? low[m] : high[m], b.z, b.w);
+                    }
+                }
 #pragma unroll
-            for (int m = 0; m < kUnroll; ++m) {
-                float4 *sum = to + (m * columns + n) * kLanes;
-                const float4 before = first ? float4{} : *sum;
-                float(&p)[4] = part[m];
-                phases.divide(p, n, lane);
-                *sum = {fmaf(p[0], inv_scale, before.x), fmaf(p[1], inv_scale, before.y), fmaf(p[2], inv_scale, before.z),
-                        fmaf(p[3], inv_scale, before.w)};
+                for (int m = 0; m < kUnroll; ++m) {
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        float(&p)[4] = part[m][i];
+                        if constexpr (decltype(segmented)::value) phases.divide(p, n + i, lane);
+                        const float4 b = before[m][i];
+                        const float4 sum{fmaf(p[0], inv_scale, b.x), fmaf(p[1], inv_scale, b.y), fmaf(p[2], inv_scale, b.z),
+                                         fmaf(p[3], inv_scale, b.w)};
+                        if (i == 0 || both) to[(m * columns + i) * kLanes] = sum;
+                    }
+                }
             }
         };
-#pragma unroll 1
-        for (int pair = 0; pair < pairs; ++pair) {
-            const uint4 h = at[pair * (P::kPlanes * kLanes)];
-            uint4 l{};
-            if constexpr (P::kSplit) l = at[pair * (P::kPlanes * kLanes) + kLanes];
-            add(2 * pair, h.x, h.y, l.x, l.y);
-            if (2 * pair + 1 < columns) add(2 * pair + 1, h.z, h.w, l.z, l.w);
+        if (phases.phases == nullptr) {
+            add_pairs(std::false_type{});
+        } else {
+            add_pairs(std::true_type{});
         }
     }
 }
@@ -221,11 +288,12 @@ __device__ __forceinline__ void write_spectra(float2 *to, const float4 *sums, in
     }
 }
 
-// The same analysis with wgmma. The 64 points of a warpgroup go to shared memory once, and wgmma reads them transposed,
-// channels as rows. The row's sums stay in registers: in each block of
-// 64 channels, lane (g, t) has the modes 4n + t of the channels 16 rank + g and 16 rank + g + 8.
+// The same analysis with wgmma. The 64 points of a warpgroup go to shared memory once, split, and wgmma reads them transposed,
+// channels as rows. The row's sums stay in registers: in each block of 64 channels, lane (g, t) has the modes 4n + t of the
+// channels 16 rank + g and 16 rank + g + 8.
 template <typename P, int FRAGMENTS> struct WgmmaSums {
     static constexpr int kBlocks = FRAGMENTS < 8 ? 1 : FRAGMENTS / 8, kColumns = kWgmmaColumns; // 64 channels a block
+    static constexpr int kPlane = 8 * FRAGMENTS * kMatrixBytes; // of staged values: high or low parts
     float sums[kBlocks][kColumns][4];
 
     __device__ __forceinline__ void clear() {
@@ -236,41 +304,41 @@ template <typename P, int FRAGMENTS> struct WgmmaSums {
         }
     }
 
-    // `staging` begins with the largest magnitude of each of the four warps; `table` holds the segment's B operands.
-    __device__ __forceinline__ void add(const float (&values)[FRAGMENTS][4], uint4 *staging, const uint4 *table, int first_tile,
-                                        float table_inv_scale, const SegmentPhases &phases, const WarpGroupContext &group) {
-        constexpr int kPlane = 8 * FRAGMENTS * kMatrixBytes, kTile = P::kPlanes * 2 * kColumns * kMatrixBytes;
+    // The scale of the warpgroup's 64 points. `staging` begins with the largest magnitude of each of its warps.
+    static __device__ __forceinline__ Scale scale(const float (&values)[FRAGMENTS][4], uint4 *staging,
+                                                  const WarpGroupContext &group) {
         auto *maxima = reinterpret_cast<float *>(staging);
-        const unsigned matrices = shared_address(staging + 1), g = group.lane / 4, t = group.lane % 4;
         if constexpr (P::kScaled) {
             const float most = max_of_warp(values);
             if (group.lane == 0) maxima[group.rank] = most;
         }
-        group.sync(); // all warps have finished the wgmma that read the staged values, which are overwritten now
-        Scale scale{1.0f, 1.0f};
-        if constexpr (P::kScaled) {
-            const float4 m = *reinterpret_cast<const float4 *>(maxima);
-            scale = scale_of(max_magnitude(max_magnitude(max_magnitude(m.x, m.y), m.z), m.w));
-        }
+        group.sync(); // all warps have finished the wgmma that read the staged values, which `stage` overwrites
+        if constexpr (!P::kScaled) return {1.0f, 1.0f};
+        const float4 m = *reinterpret_cast<const float4 *>(maxima);
+        return scale_of(max_magnitude(max_magnitude(max_magnitude(m.x, m.y), m.z), m.w));
+    }
+
+    // Stages the values of 16 channels, split with the warpgroup's scale (split_points).
+    static __device__ __forceinline__ void stage(const uint4 (&words)[2], int s, uint4 *staging, const WarpGroupContext &group) {
+        const int g = group.lane / 4, t = group.lane % 4;
 #pragma unroll
-        for (int s = 0; s < FRAGMENTS / 2; ++s) {
-#pragma unroll
-            for (int second = 0; second < 2; ++second) {
-                const float *even = &values[2 * s][2 * second], *odd = &values[2 * s + 1][2 * second];
-                uint2 high, low;
-                split<P>(even[0], even[1], scale.factor, high.x, low.x);
-                split<P>(odd[0], odd[1], scale.factor, high.y, low.y);
-                const int matrix = (2 * group.rank + second) * FRAGMENTS + 2 * s + t / 2;
-                auto *to = reinterpret_cast<char *>(staging + 1) + matrix * kMatrixBytes + 16 * g + 8 * (t % 2);
-                *reinterpret_cast<uint2 *>(to) = high;
-                if constexpr (P::kSplit) *reinterpret_cast<uint2 *>(to + kPlane) = low;
-            }
+        for (int second = 0; second < 2; ++second) {
+            const int matrix = (2 * group.rank + second) * FRAGMENTS + 2 * s + t / 2;
+            auto *to = reinterpret_cast<char *>(staging + 1) + matrix * kMatrixBytes + 16 * g + 8 * (t % 2);
+            *reinterpret_cast<uint2 *>(to) = {words[second].x, words[second].y};
+            if constexpr (P::kSplit) *reinterpret_cast<uint2 *>(to + kPlane) = {words[second].z, words[second].w};
         }
+    }
+
+    // Adds the analysis of the staged values; `table` holds the segment's B operands, `inv_scale` is of both.
+    __device__ __forceinline__ void add(const uint4 *staging, const uint4 *table, int first_tile, float inv_scale,
+                                        const SegmentPhases &phases, const WarpGroupContext &group) {
+        constexpr int kTile = P::kPlanes * 2 * kColumns * kMatrixBytes;
+        const unsigned matrices = shared_address(staging + 1);
         fence_proxy_async();
         group.sync();
         const unsigned a = descriptor_low(matrices, FRAGMENTS * kMatrixBytes);
         const unsigned b = descriptor_low(shared_address(table) + first_tile * kTile, kColumns * kMatrixBytes);
-        const float inv_scale = scale.inverse * table_inv_scale;
         constexpr unsigned kLowA = kPlane / 16, kLowB = 2 * kColumns * kMatrixWords;
         constexpr unsigned kNextA = 2 * FRAGMENTS * kMatrixWords, kNextB = kTile / 16;
 #pragma unroll

@@ -15,6 +15,7 @@
 // Points and modes are in FFT order, and so are the tables, float2 (cos, sin) [k][j] (_cuda_tables.py, folded_axis).
 #include "../plan/spectral_plan.h"
 #include "cluster.cuh"
+#include "complex.cuh"
 #include "fft_order.cuh"
 #include "pdl.cuh"
 #include "warp_mma.cuh"
@@ -22,7 +23,7 @@
 namespace turbofno {
 namespace {
 
-struct Columns {
+struct SpectralArguments {
     const float2 *in, *weight, *in_table, *out_table;
     float2 *out;
     int batch, c_in, c_out, rows, out_rows, kept, modes, row_modes;
@@ -32,9 +33,6 @@ struct Columns {
 };
 
 #if __CUDA_ARCH__ >= 900
-
-__device__ __forceinline__ float2 plus(float2 a, float2 b) { return {a.x + b.x, a.y + b.y}; }
-__device__ __forceinline__ float2 minus(float2 a, float2 b) { return {a.x - b.x, a.y - b.y}; }
 
 // Adds a folded value (e, d) times (cos, sin): e cos to sum[0], sum[1], d sin to sum[2], sum[3].
 __device__ __forceinline__ void add_folded(float (&sum)[4], float2 w, float4 v) {
@@ -75,12 +73,12 @@ __device__ __forceinline__ float4 read_weights(const float2 *from) {
 
 // PAIRS: of input channels, whose weights a lane holds at once.
 template <int PAIRS>
-__global__ void __launch_bounds__(kMaxSpectralThreads) spectral_product_kernel(const __grid_constant__ Columns a) {
+__global__ void __launch_bounds__(kMaxSpectralThreads) spectral_product_kernel(const __grid_constant__ SpectralArguments a) {
     extern __shared__ __align__(16) char shared[];
     const SpectralPlan &p = a.plan;
     const int tid = threadIdx.x, threads = blockDim.x, lane = tid % 32, warp = tid / 32, warps = threads / 32;
     const int rank = cluster_rank(), y0 = 2 * blockIdx.y, widths = min(2, a.modes - y0);
-    const auto owned = [rank](int count) { return (count - rank + kCluster - 1) / kCluster; };
+    const auto owned = [rank](int count) { return ceil_div(count - rank, kCluster); };
     const int channels = owned(a.c_in), out_channels = owned(a.c_out), kept = owned(a.kept);
     const unsigned here = shared_address(shared);
     constexpr unsigned kTables = 0, kTransformed = 8, kProducts = 16; // mbarriers
@@ -163,7 +161,7 @@ __global__ void __launch_bounds__(kMaxSpectralThreads) spectral_product_kernel(c
         if (item < of_batch * folds) fold = fold_of(item);
 #pragma unroll
         for (int y = 0; y < 2; ++y) {
-            const float2 e = plus(positive.of[y], negative.of[y]), d = minus(positive.of[y], negative.of[y]);
+            const float2 e = positive.of[y] + negative.of[y], d = positive.of[y] - negative.of[y];
             folded[now.to + y * folds] = float4{e.x, e.y, d.x, d.y};
         }
     }
@@ -259,7 +257,7 @@ __global__ void __launch_bounds__(kMaxSpectralThreads) spectral_product_kernel(c
         const float2 *from = products + column * a.kept, zero{0.0f, 0.0f};
         const float2 positive = has_positive(k, a.kept) ? from[k] : zero;
         const float2 negative = has_negative(k, a.kept) ? from[a.kept - k] : zero;
-        const float2 u = plus(positive, negative), v = minus(positive, negative);
+        const float2 u = positive + negative, v = positive - negative;
         sums[item] = float4{u.x, u.y, v.x, v.y};
     }
     __syncthreads();
@@ -295,17 +293,17 @@ __global__ void __launch_bounds__(kMaxSpectralThreads) spectral_product_kernel(c
 
 #else
 
-template <int PAIRS> __global__ void spectral_product_kernel(const Columns) {} // refused: the device runs no clusters
+// Refused: the device runs no clusters.
+template <int PAIRS> __global__ void spectral_product_kernel(const SpectralArguments) {}
 
 #endif
 
-using Kernel = void (*)(Columns);
+using Kernel = void (*)(SpectralArguments);
 
-// Sixteen blocks are more than CUDA calls portable. Always the largest shared memory: a smaller value could break a
-// concurrent launch of this kernel by another thread.
+// Sixteen blocks are more than CUDA calls portable.
 void allow_clusters(Kernel kernel) {
     cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxSharedBytes);
+    allow_shared_memory(kernel, kMaxSharedBytes);
 }
 
 Kernel kernel_for(int c_in) { return c_in <= 32 ? spectral_product_kernel<4> : spectral_product_kernel<8>; }
@@ -319,7 +317,7 @@ extern "C" turbofno_status turbofno_spectral_product(const turbofno_spectral *s,
     if (s->input == nullptr || s->weight == nullptr || s->out == nullptr || s->in_table == nullptr || s->out_table == nullptr) {
         return TURBOFNO_NULL_POINTER;
     }
-    Columns a{};
+    SpectralArguments a{};
     a.in = reinterpret_cast<const float2 *>(s->input);
     a.weight = reinterpret_cast<const float2 *>(s->weight);
     a.in_table = reinterpret_cast<const float2 *>(s->in_table);

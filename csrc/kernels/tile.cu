@@ -30,14 +30,18 @@ extern "C" turbofno_status turbofno_tile_program(const turbofno_tile *tile, cons
     for (int i = 0; i < tile->steps; ++i) {
         if (tile->step[i].kind == TURBOFNO_STORE && tile->step[i].channel_first) a.common = false;
     }
+    // other kernels stage spectra while y may be staged in the same place
+    if (a.plan.common && !a.common) a.plan.copied_at = -1;
     // the kernel for any networks has registers for fewer warps
     if (a.plan.warps > max_warps(a.plan.fragments, a.plan.wide, a.plan.wgmma, a.common)) return TURBOFNO_UNSUPPORTED;
+    if (tile->x_scales != nullptr && tile->precision != TURBOFNO_FP32) return TURBOFNO_UNSUPPORTED;
     const bool segmented = prepared->segment_points < tile->points;
     const bool missing = (tile->modes > 0 && (tile->mixed == nullptr || tile->synthesis == nullptr)) ||
                          (tile->next_modes > 0 && (tile->spectra == nullptr || tile->analysis == nullptr)) ||
                          (segmented && tile->modes > 0 && tile->synthesis_phases == nullptr) ||
                          (segmented && tile->next_modes > 0 && tile->analysis_phases == nullptr) ||
-                         (a.plan.workspace_bytes > 0 && tile->workspace == nullptr);
+                         (a.plan.workspace_bytes > 0 && tile->workspace == nullptr) ||
+                         (a.common && a.plan.stores_split && tile->scales == nullptr);
     if (missing) return TURBOFNO_NULL_POINTER;
     const bool scaled = tile->precision != TURBOFNO_BF16;
     int exponent = 13; // the tables' scales: SYNTHESIS_EXPONENT, analysis_exponent of _cuda_tables.py
@@ -46,8 +50,7 @@ extern "C" turbofno_status turbofno_tile_program(const turbofno_tile *tile, cons
     a.analysis_inv_scale = scaled ? 1.0f / float(int64_t(1) << exponent) : 1.0f;
     a.next = a.plan.splits > 1 ? static_cast<float *>(tile->workspace) : tile->spectra;
     const TileKernel kernel = kernel_of(a);
-    // always the maximum: a smaller value could break a concurrent launch of this kernel by another thread
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, tile->shared_bytes);
+    allow_shared_memory(kernel, tile->shared_bytes);
     const turbofno_status status =
         launch_pdl(kernel, dim3(unsigned(a.plan.blocks), unsigned(a.plan.channel_tiles)), 32 * a.plan.warps,
                          size_t(a.plan.shared_bytes), stream, a);

@@ -151,4 +151,62 @@ __device__ __forceinline__ void to_points(float4 (&points)[2], const Fragment &e
     }
 }
 
+__device__ __forceinline__ uint4 as_words(float4 v) {
+    return {__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w)};
+}
+
+__device__ __forceinline__ float4 as_floats(uint4 w) {
+    return {__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z), __uint_as_float(w.w)};
+}
+
+// A split field (turbofno.h) of which `from` reads the words, in the order of split_points.
+template <typename From> struct SplitPoints {
+    From from;
+    float inv_scale;
+
+    __device__ __forceinline__ void load(uint4 (&to)[2], int s) const {
+        float4 words[2];
+        from.load(words, s);
+        to[0] = as_words(words[0]), to[1] = as_words(words[1]);
+    }
+
+    __device__ __forceinline__ void load(float4 (&to)[2], int s) const {
+        uint4 words[2];
+        load(words, s);
+#pragma unroll
+        for (int second = 0; second < 2; ++second) {
+            const uint4 w = words[second];
+            const float2 a = joined(w.x, w.z), b = joined(w.y, w.w);
+            to[second] = {a.x * inv_scale, a.y * inv_scale, b.x * inv_scale, b.y * inv_scale};
+        }
+    }
+};
+
+// Loads the A operand of channels 32q .. 32q + 31 of a tile.
+template <typename P, typename From> __device__ __forceinline__ void load_operand(OperandA<P> &a, const From &x, int q) {
+    float4 points[2][2];
+    x.load(points[0], 2 * q);
+    x.load(points[1], 2 * q + 1);
+    float four[4][4];
+    to_fragments(four[0], four[1], points[0]);
+    to_fragments(four[2], four[3], points[1]);
+    to_operand(a, four);
+}
+
+template <typename P, typename From>
+__device__ __forceinline__ void load_operand(OperandA<P> &a, const SplitPoints<From> &x, int q) {
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+        uint4 points[2];
+        x.load(points, 2 * q + step);
+#pragma unroll
+        for (int second = 0; second < 2; ++second) {
+            const uint4 w = points[second];
+            a.high[step][second] = w.x, a.high[step][second + 2] = w.y;
+            a.low[step][second] = w.z, a.low[step][second + 2] = w.w;
+        }
+    }
+    a.inv_scale[0] = a.inv_scale[1] = x.inv_scale;
+}
+
 } // namespace turbofno

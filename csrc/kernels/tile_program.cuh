@@ -7,10 +7,10 @@
 // phase, so that loads, products and activations of different warps overlap.
 #pragma once
 
-#include "activations.cuh"
 #include "pdl.cuh"
 #include "row_spectra.cuh"
 #include "tile.h"
+#include "tile_steps.cuh"
 
 #include <iterator>
 #include <type_traits>
@@ -47,132 +47,6 @@ __device__ void copy_words(uint4 *to, const void *from, int words) {
 __device__ void copy_vector(float *to, const float *from, int count, int first, int size) {
     if (from == nullptr) return;
     for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = first + i < size ? from[first + i] : 0.0f;
-}
-
-// Copies four fragments from `first` on, zero padded beyond the last.
-template <int FRAGMENTS>
-__device__ __forceinline__ void take_fragments(float (&four)[4][4], const float (&values)[FRAGMENTS][4], int first) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) four[j][e] = first + j < FRAGMENTS ? values[first + j < FRAGMENTS ? first + j : 0][e] : 0.0f;
-    }
-}
-
-// add_vector, scale_by: a vector over channels, four neighbouring entries at a time.
-template <int FRAGMENTS> __device__ __forceinline__ void add_vector(float (&values)[FRAGMENTS][4], const float *vector, int t,
-                                                                          int size = 8 * FRAGMENTS) {
-#pragma unroll
-    for (int s = 0; s < FRAGMENTS / 2; ++s) {
-        if (16 * s >= size) break;
-        const float4 v = *reinterpret_cast<const float4 *>(vector + 16 * s + 4 * t);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            values[2 * s][e] += e % 2 ? v.y : v.x;
-            values[2 * s + 1][e] += e % 2 ? v.w : v.z;
-        }
-    }
-}
-
-template <int FRAGMENTS> __device__ __forceinline__ void scale_by(float (&values)[FRAGMENTS][4], const float *vector, int t,
-                                                                          int size = 8 * FRAGMENTS) {
-#pragma unroll
-    for (int s = 0; s < FRAGMENTS / 2; ++s) {
-        if (16 * s >= size) break;
-        const float4 v = *reinterpret_cast<const float4 *>(vector + 16 * s + 4 * t);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            values[2 * s][e] *= e % 2 ? v.y : v.x;
-            values[2 * s + 1][e] *= e % 2 ? v.w : v.z;
-        }
-    }
-}
-
-// out = second . activation(first . y + shift), 32 hidden channels at a time. y has 32 kChunks channels at most.
-template <typename P, int kChunks, int FRAGMENTS, int OUT, typename B>
-__device__ __forceinline__ void mlp(float (&out)[OUT][4], const float (&values)[FRAGMENTS][4],
-                                           const turbofno_step &step, const B &first, const B &second, const float *shift,
-                                           int t) {
-    OperandA<P> in[kChunks];
-#pragma unroll
-    for (int q = 0; q < kChunks; ++q) {
-        float four[4][4];
-        take_fragments(four, values, 4 * q);
-        to_operand(in[q], four);
-    }
-#pragma unroll
-    for (auto &fragment : out) fragment[0] = fragment[1] = fragment[2] = fragment[3] = 0.0f;
-    const auto add_first = [&](auto &to, const B &operand, int pair) {
-#pragma unroll
-        for (int q = 0; q < kChunks; ++q) {
-            const int left = step.terms - 32 * q;
-            if (left > 0) operand.add(to, in[q], q, pair, left <= 16 ? 1 : 2);
-        }
-    };
-    if (step.hidden == 0) return add_first(out, second, 0);
-#pragma unroll 1
-    for (int chunk = 0; chunk < step.hidden / 32; ++chunk) {
-        float hidden[4][4] = {};
-        add_first(hidden, first, 2 * chunk);
-        add_vector(hidden, shift + 32 * chunk, t);
-        activate<P>(hidden, step.activation, step.parameter);
-        OperandA<P> a;
-        to_operand(a, hidden);
-        second.add(out, a, chunk, 0);
-    }
-}
-
-// values += weight . x, 32 channels of x at a time.
-template <typename P, int FRAGMENTS, typename From, typename B>
-__device__ __forceinline__ void add_map(float (&values)[FRAGMENTS][4], const From &x, int terms, const B &map) {
-#pragma unroll 1
-    for (int q = 0; 32 * q < terms; ++q) {
-        float4 points[2][2];
-        x.load(points[0], 2 * q);
-        x.load(points[1], 2 * q + 1);
-        float four[4][4];
-        to_fragments(four[0], four[1], points[0]);
-        to_fragments(four[2], four[3], points[1]);
-        OperandA<P> a;
-        to_operand(a, four);
-        map.add(values, a, q, 0);
-    }
-}
-
-template <int FRAGMENTS, typename From>
-__device__ __forceinline__ void add_gate(float (&values)[FRAGMENTS][4], const From &x, const float *weight, int t) {
-#pragma unroll
-    for (int s = 0; s < FRAGMENTS / 2; ++s) {
-        float4 points[2];
-        x.load(points, s);
-        const float4 w = *reinterpret_cast<const float4 *>(weight + 16 * s + 4 * t);
-#pragma unroll
-        for (int second = 0; second < 2; ++second) {
-            float *even = &values[2 * s][2 * second], *odd = &values[2 * s + 1][2 * second];
-            even[0] = fmaf(w.x, points[second].x, even[0]), even[1] = fmaf(w.y, points[second].y, even[1]);
-            odd[0] = fmaf(w.z, points[second].z, odd[0]), odd[1] = fmaf(w.w, points[second].w, odd[1]);
-        }
-    }
-}
-
-template <int FRAGMENTS, typename From>
-__device__ __forceinline__ void load_all(float (&values)[FRAGMENTS][4], const From &from) {
-#pragma unroll
-    for (int s = 0; s < FRAGMENTS / 2; ++s) {
-        float4 points[2];
-        from.load(points, s);
-        to_fragments(values[2 * s], values[2 * s + 1], points);
-    }
-}
-
-template <int FRAGMENTS, typename To>
-__device__ __forceinline__ void store_all(const float (&values)[FRAGMENTS][4], const To &to) {
-#pragma unroll
-    for (int s = 0; s < FRAGMENTS / 2; ++s) {
-        float4 points[2];
-        to_points(points, values[2 * s], values[2 * s + 1]);
-        to.store(s, points);
-    }
 }
 
 // Calls run(i, kind) for the steps of a program known at compile time (tile.h), without a final analysis unless `analyzes`.
@@ -216,6 +90,11 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
     using Field = typename P::Field;
     using B = std::conditional_t<WGMMA, WgmmaOperandB<P>, MmaOperandB<P>>;
     constexpr int kInputChunks = COMMON && PROGRAM == kLifting ? kMaxCommonInputs / 32 : ceil_div(FRAGMENTS, 4); // of an MLP
+    // Common programs begin with an inverse DFT, an affine step and a map. They fill y with the offset and add the map first,
+    // while the spectra of the row arrive; these take the factor.
+    constexpr bool kMapsFirst = COMMON && kind_of(PROGRAM, 0) == TURBOFNO_SYNTHESIS;
+    constexpr bool kStagesLate = kMapsFirst && WGMMA; // spectra are copied when a row begins, not while the last one is computed
+    constexpr bool kStoresSplit = COMMON && P::kSplit; // if it also analyses
     extern __shared__ uint4 shared[];
     const turbofno_tile &t = a.tile;
     const TilePlan &plan = a.plan;
@@ -319,20 +198,26 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
         const auto *from = static_cast<const char *>(prefetched.field) + (int64_t(row) * t.points + point) * bytes;
         prefetch.load_async(from, min(kTilePoints, t.points - point) * bytes, lane);
     };
+    float2 *const copied = plan.copied_at < 0 ? nullptr : reinterpret_cast<float2 *>(own + plan.copied_at);
+    const auto prefetch_spectra = [&](const TilePosition &at) {
+        if (chunks > 0 && copied != nullptr) copy_spectra(copied, t, at, FRAGMENTS / 2, first_channel, group);
+    };
     int index = blockIdx.x * groups + group.index;
     Unit unit = unit_of(index);
     unit.at.point = first_point(unit.split);
-    const auto prefetch_next_unit = [&] {
-        const int carry = unit.split + plan.stride_split >= plan.splits;
-        const int split = unit.split + plan.stride_split - carry * plan.splits;
-        prefetch_points(unit.at.row + plan.stride_row + carry, first_point(split));
-    };
-    if (index < units) prefetch_points(unit.at.row, unit.at.point);
+    if (index < units) {
+        if (!kStagesLate) prefetch_spectra(unit.at);
+        prefetch_points(unit.at.row, unit.at.point);
+    }
     while (index < units) {
+        const Unit next = after_unit(unit);
         TilePosition at = unit.at;
         const bool goes_on = index + plan.stride < units;
-        bool first = true;
-        if constexpr (WGMMA) wgmma_sums.clear();
+        if constexpr (WGMMA) {
+            wgmma_sums.clear();
+        } else {
+            for (int i = lane; i < plan.sums_words; i += kLanes) own_sums[i] = float4{};
+        }
         const int from = unit.split * plan.split_tiles, end = min(tiles, from + plan.split_tiles);
         // splits of segmented rows are whole segments
         for (int segment = unit.split * plan.split_segments, segment_at = segment * plan.segment_tiles; segment_at < end;
@@ -342,27 +227,69 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                 return phases == nullptr ? nullptr : reinterpret_cast<const float2 *>(phases) + segment * modes;
             };
             const SegmentPhases analysis_phases{phases_of(t.analysis_phases, t.next_modes), t.next_modes};
-            if (chunks > 0) {
-                if (segment_at > from) group.sync(); // the spectra have been read
-                const float2 *phases = phases_of(t.synthesis_phases, t.modes);
-                stage_spectra<P, B>(own, t, at, phases, FRAGMENTS / 2, first_channel, group);
+            const auto stage = [&] {
+                const turbofno_step &affine = t.step[1];
+                const bool has_factors = kMapsFirst && affine.scale != nullptr;
+                const float *factors = has_factors ? affine.scale + affine.per_sample * at.b * t.width : nullptr;
+                stage_spectra<P, B>(own, copied, t, at, phases_of(t.synthesis_phases, t.modes), factors, FRAGMENTS / 2,
+                                    first_channel, group);
                 if constexpr (WGMMA) fence_proxy_async();
                 group.sync();
+            };
+            if (chunks > 0) {
+                if (segment_at > from) group.sync(); // the spectra have been read
+                if (kStagesLate) {
+                    prefetch_spectra(unit.at);
+                } else {
+                    stage();
+                    if (goes_on && segment_at + plan.segment_tiles >= end) prefetch_spectra(next.at);
+                }
             }
             // wgmma needs all four warps of the warpgroup, so a warp without a tile runs the loop too
             for (int tile = max(from, segment_at) + group.rank; tile - (WGMMA ? group.rank : 0) < segment_end; tile += group.size) {
                 const bool last_of_row = tile + group.size - (WGMMA ? group.rank : 0) >= end;
                 float values[FRAGMENTS][4] = {};
+                // Splits the values for an analysis, by one scale; `store` takes the words of 16 channels.
+                uint4 words[WGMMA ? 1 : FRAGMENTS / 2][2];
+                float inv_scale = 1.0f;
+                const auto split_values = [&](const auto &store) {
+                    if (at.point + kTilePoints > t.points) zero_behind(values, at.point + lane / 4, t.points);
+                    Scale scale{1.0f, 1.0f};
+                    if constexpr (WGMMA) {
+                        scale = wgmma_sums.scale(values, sums_at, group);
+                    } else if constexpr (P::kScaled) {
+                        scale = scale_of(max_of_warp(values));
+                    }
+                    inv_scale = scale.inverse;
+#pragma unroll
+                    for (int s = 0; s < FRAGMENTS / 2; ++s) {
+                        uint4(&now)[2] = words[WGMMA ? 0 : s];
+                        split_points<P>(now, values, s, scale.factor);
+                        store(s, now);
+                        if constexpr (WGMMA) wgmma_sums.stage(now, s, sums_at, group);
+                    }
+                };
+                const int64_t tile_index = int64_t(at.row) * tiles + min(tile, tiles - 1); // of a split field
+                const bool x_is_split = P::kSplit && t.x_scales != nullptr;
+                const float x_inv_scale = x_is_split ? t.x_scales[tile_index] : 1.0f;
                 const auto run = [&](int i, int kind) {
                     const turbofno_step step = COMMON ? common_step<FRAGMENTS, PROGRAM>(t.step[i], kind) : t.step[i];
                     const float *vectors = reinterpret_cast<const float *>(shared + plan.vectors_at[i]);
                     const auto read = [&](int from_channel, const auto &use) {
                         if (step.channel_first) {
-                            use(ChannelFirstPoints(step.field, step.channels, from_channel, outer, t.points, at, lane));
-                        } else if (i >= prefetch_first && i <= prefetch_last) {
-                            use(PrefetchedPoints<Field>(buffer + 1, step.channels, from_channel, lane));
+                            return use(ChannelFirstPoints(step.field, step.channels, from_channel, outer, t.points, at, lane));
+                        }
+                        const auto use_points = [&](const auto &points) {
+                            if constexpr (P::kSplit) {
+                                using From = std::decay_t<decltype(points)>;
+                                if (x_is_split && kind != TURBOFNO_LOAD) return use(SplitPoints<From>{points, x_inv_scale});
+                            }
+                            use(points);
+                        };
+                        if (i >= prefetch_first && i <= prefetch_last) {
+                            use_points(PrefetchedPoints<Field>(buffer + 1, step.channels, from_channel, lane));
                         } else {
-                            use(Points<Field>(step.field, step.channels, from_channel, t.points, at, lane));
+                            use_points(Points<Field>(step.field, step.channels, from_channel, t.points, at, lane));
                         }
                     };
                     if (i == prefetch_first && (!WGMMA || at.point < t.points)) prefetch.wait();
@@ -371,6 +298,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                         read(first_channel, [&](const auto &x) { load_all(values, x); });
                         break;
                     case TURBOFNO_SYNTHESIS:
+                        if (kStagesLate && tile - group.rank == max(from, segment_at)) stage();
                         if (const int at = min(tile - segment_at, plan.segment_tiles - 1); on_chip) {
                             synthesize<true, P>(values, shared + plan.synthesis_at, at, 2 * t.modes, spectra,
                                                 a.synthesis_inv_scale, lane);
@@ -380,7 +308,10 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                         }
                         break;
                     case TURBOFNO_AFFINE:
-                        if (step.per_sample) {
+                        if (kMapsFirst && i == 1) {
+                            const float *shift = step.per_sample ? step.shift + at.b * t.width : vectors + plan.vector_width[i];
+                            if (step.shift != nullptr) set_vector(values, shift, lane_t);
+                        } else if (step.per_sample) {
                             const int sample = at.b * t.width + first_channel, left = t.width - first_channel;
                             scale_by(values, step.scale + sample, lane_t, left);
                             add_vector(values, step.shift + sample, lane_t, left);
@@ -416,20 +347,26 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                         }
                         break;
                     case TURBOFNO_STORE:
-                        if (step.channel_first) {
+                        if (kStoresSplit && columns > 0) {
+                            const Points<Field> to(step.field, step.channels, first_channel, t.points, at, lane);
+                            split_values([&](int s, const uint4(&of_points)[2]) {
+                                to.store(s, {as_floats(of_points[0]), as_floats(of_points[1])});
+                            });
+                            if (lane == 0 && tile < tiles) t.scales[tile_index] = inv_scale;
+                        } else if (step.channel_first) {
                             store_all(values, ChannelFirstPoints(step.field, step.channels, first_channel, outer, t.points, at, lane));
                         } else {
                             store_all(values, Points<Field>(step.field, step.channels, first_channel, t.points, at, lane));
                         }
                         break;
                     case TURBOFNO_ANALYZE:
-                        if (at.point + kTilePoints > t.points) zero_behind(values, at.point + lane / 4, t.points);
+                        if constexpr (!kStoresSplit) split_values([](int, const uint4(&)[2]) {});
                         if constexpr (WGMMA) {
-                            wgmma_sums.add(values, sums_at, shared + plan.analysis_at, tile - group.rank - segment_at,
-                                           a.analysis_inv_scale, analysis_phases, group);
+                            wgmma_sums.add(sums_at, shared + plan.analysis_at, tile - group.rank - segment_at,
+                                           inv_scale * a.analysis_inv_scale, analysis_phases, group);
                         } else {
-                            analyze<P>(own_sums, values, shared + plan.analysis_at, tile - segment_at, columns,
-                                       a.analysis_inv_scale, analysis_phases, first, lane);
+                            analyze<P, FRAGMENTS>(own_sums, words, shared + plan.analysis_at, tile - segment_at, columns,
+                                                  inv_scale * a.analysis_inv_scale, analysis_phases, lane);
                         }
                         break;
                     case TURBOFNO_PROJECT:
@@ -448,17 +385,21 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                         if (!last_of_row) {
                             if (!WGMMA || tile + group.size < end) prefetch_points(unit.at.row, at.point + group.size * kTilePoints);
                         } else if (goes_on) {
-                            prefetch_next_unit();
+                            prefetch_points(next.at.row, next.at.point);
                         }
                     }
                 };
-                if constexpr (PROGRAM != 0) {
+                if constexpr (kMapsFirst) {
+                    run(1, TURBOFNO_AFFINE);
+                    run(2, TURBOFNO_ADD_MAP);
+                    run(0, TURBOFNO_SYNTHESIS);
+                    for_each_step<PROGRAM, 3>(columns > 0, run);
+                } else if constexpr (PROGRAM != 0) {
                     for_each_step<PROGRAM>(columns > 0, run);
                 } else {
 #pragma unroll 1
                     for (int i = 0; i < t.steps; ++i) run(i, t.step[i].kind);
                 }
-                first = false;
                 at.point = !WGMMA || tile + group.size < end ? at.point + group.size * kTilePoints : t.points;
             }
         }
@@ -469,16 +410,14 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
             if constexpr (WGMMA) {
                 wgmma_sums.write(to, t, first_channel, group);
             } else {
-                if (first) { // a warp without a tile in this row
-                    for (int i = lane; i < plan.sums_words; i += kLanes) own_sums[i] = float4{};
-                }
                 group.sync();
                 write_spectra<FRAGMENTS>(to, sums, plan.sums_words, t, columns, first_channel, group);
             }
         }
         group.sync(); // spectra and sums have been read and may be overwritten
-        if (!WGMMA && first && goes_on) prefetch_next_unit();
-        unit = after_unit(unit);
+        // this warp had no tile
+        if (!WGMMA && unit.at.point >= t.points && goes_on) prefetch_points(next.at.row, next.at.point);
+        unit = next;
         index += plan.stride;
     }
     pdl_trigger();

@@ -33,15 +33,27 @@ template <typename P> struct OperandA {
     float inv_scale[2];
 };
 
+// Splits fragments 2s and 2s + 1. A word has channels 16s + 4t .. + 3 of the point g (the second: g + 8), as split fields
+// do: two pairs of high parts, two pairs of low parts.
+template <typename P, int FRAGMENTS>
+__device__ __forceinline__ void split_points(uint4 (&words)[2], const float (&values)[FRAGMENTS][4], int s, float scale) {
+#pragma unroll
+    for (int second = 0; second < 2; ++second) {
+        const float *even = &values[2 * s][2 * second], *odd = &values[2 * s + 1][2 * second];
+        split<P>(even[0], even[1], scale, words[second].x, words[second].z);
+        split<P>(odd[0], odd[1], scale, words[second].y, words[second].w);
+    }
+}
+
 // The largest magnitude of a warp's tile.
 template <int FRAGMENTS> __device__ __forceinline__ float max_of_warp(const float (&values)[FRAGMENTS][4]) {
-    float most = 0.0f;
+    float most[4] = {}; // independent
 #pragma unroll
     for (auto &fragment : values) {
 #pragma unroll
-        for (float v : fragment) most = max_magnitude(most, v);
+        for (int e = 0; e < 4; ++e) most[e] = max_magnitude(most[e], fragment[e]);
     }
-    return max_over_lanes<1, 32>(most);
+    return max_of_lanes(max_magnitude(max_magnitude(most[0], most[1]), max_magnitude(most[2], most[3])));
 }
 
 // Converts four fragments (32 channels) to an A operand, with one scale per point.

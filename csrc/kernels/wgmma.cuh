@@ -146,6 +146,24 @@ __device__ __forceinline__ void wgmma(float (&d)[kWgmmaColumns][4], unsigned a, 
 #endif
 }
 
+// Starts d = a . b over STEPS steps of 16 terms, a commit of its own: of split operands the small products come first
+// (precision.cuh). `b` is the lower half of B's first descriptor; its steps and planes are so many 16-byte words apart.
+template <typename P, int STEPS, int HELD, int FRAGMENTS>
+__device__ __forceinline__ void start_product(float (&d)[FRAGMENTS][4], const uint32_t (&high)[HELD][4],
+                                              const uint32_t (&low)[HELD][4], unsigned b, unsigned step_words,
+                                              unsigned plane_words, int group_words = kMatrixWords) {
+    wgmma_fence();
+    if constexpr (P::kSplit) {
+#pragma unroll
+        for (int i = 0; i < STEPS; ++i) wgmma<P>(d, low[i], b + i * step_words, i > 0, group_words);
+#pragma unroll
+        for (int i = 0; i < STEPS; ++i) wgmma<P>(d, high[i], b + i * step_words + plane_words, true, group_words);
+    }
+#pragma unroll
+    for (int i = 0; i < STEPS; ++i) wgmma<P>(d, high[i], b + i * step_words, P::kSplit || i > 0, group_words);
+    wgmma_commit();
+}
+
 #undef TURBOFNO_WGMMA_SHARED
 #undef TURBOFNO_WGMMA_REGISTERS
 #undef TURBOFNO_WGMMA_OF_REGISTERS

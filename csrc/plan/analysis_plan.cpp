@@ -3,13 +3,12 @@
 #include <algorithm>
 #include <iterator>
 
+#include "limits.h"
+
 namespace turbofno {
 namespace {
 
-constexpr int kMaxChannels = 256;
-constexpr int kMaxModes = 128;
-constexpr int kMaxPoints = 16384;
-constexpr int64_t kMaxBatch = 65536, kMaxRows = int64_t(1) << 30;
+constexpr int64_t kMaxRows = int64_t(1) << 30;
 constexpr int kFewestStages = 2; // beside a resident table: one is filled while the other is read
 constexpr int kFewestChunks = 4; // of a split; fewer would not pay for adding up the splits
 
@@ -68,7 +67,7 @@ extern "C" const char *turbofno_analyze_rows_unsupported(const turbofno_row_anal
     if (a->channels < 1 || a->channels > kMaxChannels) return "the channels are not in 1 .. 256";
     if (a->modes < 1 || a->modes > kMaxModes) return "the last axis does not keep 1 .. 128 modes";
     if (a->modes > a->points / 2 + 1) return "the last axis does not hold the kept modes";
-    if (a->precision < TURBOFNO_FP32 || a->precision > TURBOFNO_BF16) return "unknown precision";
+    if (!known_precision(a->precision)) return "unknown precision";
     if (a->multiprocessors < 1) return "the device has no multiprocessor";
     if (plan(*a).stages == 0) return "a chunk of points does not fit in shared memory";
     return nullptr;

@@ -30,13 +30,7 @@ void set_shared_memory(DenseDftPlan &p, int fragment_bytes, int shared_bytes) {
     if (p.stages < 2) p.stages = 0;
 }
 
-} // namespace
-
-int dft_values(const turbofno_fft &f, bool complex_side) {
-    return complex_side && f.kind != TURBOFNO_COMPLEX ? f.points / 2 + 1 : f.points;
-}
-
-DenseDftPlan plan_dense_dft(const turbofno_fft &f) {
+DenseDftPlan lay_out(const turbofno_fft &f) {
     DenseDftPlan p{};
     const int most = std::rbegin(kDenseDftShapes)->fragments * std::rbegin(kDenseDftShapes)->tiles;
     const int columns = folded(f, f.kind == TURBOFNO_REAL_TO_COMPLEX, f.out_head, f.out_tail);
@@ -64,27 +58,38 @@ DenseDftPlan plan_dense_dft(const turbofno_fft &f) {
     return p;
 }
 
-} // namespace turbofno
+} // namespace
 
-extern "C" const char *turbofno_dense_dft_unsupported(const turbofno_fft *f) {
-    using namespace turbofno;
-    if (f->points < 2 || f->points > kMaxPoints) return "the points are not in 2 .. 1024";
-    if (f->kind < TURBOFNO_COMPLEX || f->kind > TURBOFNO_COMPLEX_TO_REAL) return "unknown kind of transform";
-    if (f->precision != TURBOFNO_FP32 && f->precision != TURBOFNO_FP16) return "unknown precision";
-    if (f->outer < 1 || f->inner < 1 || f->outer > kMaxLines || f->inner > kMaxLines || f->outer * f->inner > kMaxLines) {
+int dft_values(const turbofno_fft &f, bool complex_side) {
+    return complex_side && f.kind != TURBOFNO_COMPLEX ? f.points / 2 + 1 : f.points;
+}
+
+const char *prepare(const turbofno_fft &f, DenseDftPlan &p) {
+    if (f.points < 2 || f.points > kMaxPoints) return "the points are not in 2 .. 1024";
+    if (f.kind < TURBOFNO_COMPLEX || f.kind > TURBOFNO_COMPLEX_TO_REAL) return "unknown kind of transform";
+    if (f.precision != TURBOFNO_FP32 && f.precision != TURBOFNO_FP16) return "unknown precision";
+    if (f.outer < 1 || f.inner < 1 || f.outer > kMaxLines || f.inner > kMaxLines || f.outer * f.inner > kMaxLines) {
         return "the lines are not in 1 .. 2^30";
     }
-    const bool real_in = f->kind == TURBOFNO_REAL_TO_COMPLEX, real_out = f->kind == TURBOFNO_COMPLEX_TO_REAL;
-    const int64_t given = int64_t(f->in_head) + f->in_tail, kept = int64_t(f->out_head) + f->out_tail;
-    if (f->in_head < 0 || f->in_tail < 0 || given < 1 || given > dft_values(*f, !real_in)) {
+    const bool real_in = f.kind == TURBOFNO_REAL_TO_COMPLEX, real_out = f.kind == TURBOFNO_COMPLEX_TO_REAL;
+    const int64_t given = int64_t(f.in_head) + f.in_tail, kept = int64_t(f.out_head) + f.out_tail;
+    if (f.in_head < 0 || f.in_tail < 0 || given < 1 || given > dft_values(f, !real_in)) {
         return "the line does not have the given values";
     }
-    if (f->out_head < 0 || f->out_tail < 0 || kept < 1 || kept > dft_values(*f, !real_out)) {
+    if (f.out_head < 0 || f.out_tail < 0 || kept < 1 || kept > dft_values(f, !real_out)) {
         return "the result does not have the kept values";
     }
-    if (f->twiddle_points < 0 || f->twiddle_points > kMaxTwiddlePoints) return "the twiddle points are not in 0 .. 2^31";
-    if (f->twiddle_points > 0 && real_out) return "a real result has no twiddle factors";
-    if (f->multiprocessors < 1) return "the device has no multiprocessor";
-    if (plan_dense_dft(*f).stages == 0) return "a chunk of lines does not fit in shared memory";
+    if (f.twiddle_points < 0 || f.twiddle_points > kMaxTwiddlePoints) return "the twiddle points are not in 0 .. 2^31";
+    if (f.twiddle_points > 0 && real_out) return "a real result has no twiddle factors";
+    if (f.multiprocessors < 1) return "the device has no multiprocessor";
+    p = lay_out(f);
+    if (p.stages == 0) return "a chunk of lines does not fit in shared memory";
     return nullptr;
+}
+
+} // namespace turbofno
+
+extern "C" const char *turbofno_dense_dft_unsupported(const turbofno_fft *fft) {
+    turbofno::DenseDftPlan p;
+    return turbofno::prepare(*fft, p);
 }

@@ -37,7 +37,7 @@ constexpr int dense_dft_warpgroups(int fragments) { return fragments == 4 ? 4 : 
 // Values of a line on its complex or its real side.
 int dft_values(const turbofno_fft &fft, bool complex_side);
 
-// The layout of a supported transform.
-DenseDftPlan plan_dense_dft(const turbofno_fft &fft);
+// Plans a transform, or returns the reason why the kernel does not support it.
+const char *prepare(const turbofno_fft &fft, DenseDftPlan &p);
 
 } // namespace turbofno

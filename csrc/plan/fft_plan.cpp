@@ -43,17 +43,27 @@ void search(int size, Stages &taken, Stages &best) {
         if (taken.count > 0 && taken.better_than(best)) best = taken;
         return;
     }
-    if (taken.count == kMaxFftStages || (best.count > 0 && taken.count == best.count)) return;
+    const int left = (best.count > 0 ? best.count : kMaxFftStages) - taken.count;
+    const int largest = taken.count > 0 ? taken.radix[taken.count - 1] : kMaxRadix;
+    int64_t most = 1; // that the stages left can hold
+    for (int i = 0; i < left; ++i) most *= largest;
+    if (size > most) return;
     for (const int radix : kRegisterRadices) {
-        if (size % radix != 0 || (taken.count > 0 && radix > taken.radix[taken.count - 1])) continue;
+        if (size % radix != 0 || radix > largest) continue;
         taken.radix[taken.count++] = radix;
         search(size / radix, taken, best);
         --taken.count;
     }
 }
 
+// The stages of a transform; none if there are none.
 Stages stages_of(int size) {
     if (size == 1) return {1, {1}};
+    Stages fixed{};
+    for (const int radix : fixed_radices(size).radix) {
+        if (radix != 0) fixed.radix[fixed.count++] = radix;
+    }
+    if (fixed.count > 0) return fixed;
     Stages taken{}, best{};
     search(size, taken, best);
     std::stable_sort(best.radix, best.radix + best.count, [](int a, int b) { return twos(a) > twos(b); });
@@ -133,15 +143,7 @@ int filling_lines(const FftPlan &p) {
     return best;
 }
 
-} // namespace
-
-Quotient quotient(unsigned by) {
-    unsigned shift = 0;
-    while ((uint64_t(1) << shift) < by) ++shift;
-    return {by, unsigned(((uint64_t(1) << (31 + shift)) + by - 1) / by), shift};
-}
-
-FftPlan plan(const turbofno_fft &given) {
+FftPlan lay_out(const turbofno_fft &given, const Stages &stages) {
     turbofno_fft fft = given;
     const int64_t all = fft.outer * fft.inner;
     const auto joined = [&](int64_t outer, int64_t inner) { return outer == inner * fft.inner; };
@@ -166,17 +168,9 @@ FftPlan plan(const turbofno_fft &given) {
     p.half = fft.precision == TURBOFNO_FP16;
     p.given = all;
     p.total = p.paired ? ceil_div(all, int64_t(2)) : all;
-    const FftRadices list = fixed_radices(p.size);
-    p.fixed = list.radix[0] != 0;
-    if (p.fixed) {
-        for (const int radix : list.radix) {
-            if (radix != 0) p.radix[p.stages++] = radix;
-        }
-    } else {
-        const Stages found = stages_of(p.size);
-        p.stages = found.count;
-        std::copy(found.radix, found.radix + found.count, p.radix);
-    }
+    p.fixed = fixed_radices(p.size).radix[0] != 0;
+    p.stages = stages.count;
+    std::copy(stages.radix, stages.radix + stages.count, p.radix);
     for (int i = 0; i < p.stages; ++i) {
         p.pitch[i] = fft_pitch(p.radix, p.stages, i);
         p.by_radix[i] = quotient(unsigned(p.radix[i]));
@@ -218,26 +212,39 @@ FftPlan plan(const turbofno_fft &given) {
     return p;
 }
 
-} // namespace turbofno
+} // namespace
 
-extern "C" const char *turbofno_mixed_radix_fft_unsupported(const turbofno_fft *fft) {
-    using namespace turbofno;
-    if (fft->kind < TURBOFNO_COMPLEX || fft->kind > TURBOFNO_COMPLEX_TO_REAL) return "unknown kind of transform";
-    if (fft->precision != TURBOFNO_FP32 && fft->precision != TURBOFNO_FP16) return "values are neither float32 nor float16";
-    if (fft->points < 2) return "a line has fewer than 2 points";
-    const int size = complex_size(*fft);
+Quotient quotient(unsigned by) {
+    unsigned shift = 0;
+    while ((uint64_t(1) << shift) < by) ++shift;
+    return {by, unsigned(ceil_div(uint64_t(1) << (31 + shift), uint64_t(by))), shift};
+}
+
+const char *prepare(const turbofno_fft &fft, FftPlan &p) {
+    if (fft.kind < TURBOFNO_COMPLEX || fft.kind > TURBOFNO_COMPLEX_TO_REAL) return "unknown kind of transform";
+    if (fft.precision != TURBOFNO_FP32 && fft.precision != TURBOFNO_FP16) return "values are neither float32 nor float16";
+    if (fft.points < 2) return "a line has fewer than 2 points";
+    const int size = complex_size(fft);
     if (size > kMaxFftSize) return "a line is longer than 8192 complex values, of real ones 16384";
-    if (stages_of(size).count == 0) return "the size has a prime factor above 17";
-    if (fft->outer < 1 || fft->inner < 1 || fft->outer > kMaxLines / fft->inner) return "the lines are not in 1 .. 2^31 - 1";
+    const Stages stages = stages_of(size);
+    if (stages.count == 0) return "the size has a prime factor above 17";
+    if (fft.outer < 1 || fft.inner < 1 || fft.outer > kMaxLines / fft.inner) return "the lines are not in 1 .. 2^31 - 1";
     for (int side = 0; side < 2; ++side) {
-        const int head = side == 0 ? fft->in_head : fft->out_head, tail = side == 0 ? fft->in_tail : fft->out_tail;
-        if (head < 0 || tail < 0 || head + tail < 1 || head + tail > length(*fft, side)) {
+        const int head = side == 0 ? fft.in_head : fft.out_head, tail = side == 0 ? fft.in_tail : fft.out_tail;
+        if (head < 0 || tail < 0 || head + tail < 1 || head + tail > length(fft, side)) {
             return "the values given or kept are not in 1 .. the length of a line";
         }
     }
-    if (fft->twiddle_points < 0) return "the points of the twiddles are negative";
-    if (fft->twiddle_points > 0 && fft->kind != TURBOFNO_COMPLEX) return "only complex transforms take twiddles";
-    const FftPlan p = plan(*fft);
-    if (p.shared_bytes > fft->shared_bytes) return "a line does not fit in shared memory";
+    if (fft.twiddle_points < 0) return "the points of the twiddles are negative";
+    if (fft.twiddle_points > 0 && fft.kind != TURBOFNO_COMPLEX) return "only complex transforms take twiddles";
+    p = lay_out(fft, stages);
+    if (p.shared_bytes > fft.shared_bytes) return "a line does not fit in shared memory";
     return nullptr;
+}
+
+} // namespace turbofno
+
+extern "C" const char *turbofno_mixed_radix_fft_unsupported(const turbofno_fft *fft) {
+    turbofno::FftPlan p;
+    return turbofno::prepare(*fft, p);
 }

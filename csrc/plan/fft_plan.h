@@ -101,6 +101,7 @@ TURBOFNO_HOST_DEVICE constexpr int fft_line_pitch(int values, int wanted) {
     return values + (((wanted - values) % 16) + 16) % 16;
 }
 
-FftPlan plan(const turbofno_fft &fft);
+// Plans a transform, or returns the reason why the kernel does not support it.
+const char *prepare(const turbofno_fft &fft, FftPlan &p);
 
 } // namespace turbofno

@@ -51,7 +51,7 @@ int operand_words(int terms, int channels, int planes) {
     return of_pairs * 2 * planes * kLanes + ceil_div(of_pairs, 4);
 }
 
-void lay_out(const turbofno_tile &t, TilePlan &p) {
+void lay_out(const turbofno_tile &t, TilePlan &p, bool copies_spectra) {
     const int block_channels = 8 * p.fragments;
     int at = 0;
     const auto allocate = [&](int words) {
@@ -83,9 +83,14 @@ void lay_out(const turbofno_tile &t, TilePlan &p) {
     p.first_group = at;
     at = 0;
     allocate(t.modes > 0 ? operand_words(2 * t.modes, block_channels, p.planes) : 0);
-    p.sums_at = at;
-    p.sums_words = p.wgmma ? 0 : p.fragments / 2 * next_fragments * kLanes;
+    const int copied = copied_words(t.modes, block_channels);
     const int staging = p.wgmma && t.next_modes > 0 ? 1 + p.planes * 64 * p.fragments : 0;
+    // where a map comes first the staged y is not in use yet
+    const bool shares = p.wgmma && p.common && t.modes > 0 && copied < staging;
+    const int apart = allocate(copies_spectra && !shares ? copied : 0);
+    p.sums_at = at;
+    p.copied_at = shares ? p.sums_at + 1 : copies_spectra ? apart : -1;
+    p.sums_words = p.wgmma ? 0 : p.fragments / 2 * next_fragments * kLanes;
     p.prefetch_at = p.sums_at + p.group_warps * p.sums_words + staging;
     p.prefetch_words = p.prefetch_first < 0 ? 0 : 1 + kTilePoints * words_of_point(t, t.step[p.prefetch_first]);
     p.group_words = p.prefetch_at + p.group_warps * p.prefetch_words;
@@ -102,8 +107,12 @@ double cost(const turbofno_tile &t, const TilePlan &p, int64_t rows) {
     const double table = p.synthesis_on_chip ? 1.0 : p.wgmma ? 1.1 : 1.3;
     const double slower = table * (p.prefetch_first < 0 ? 1.2 : 1.0) * (p.common ? 1.0 : 1.15);
     const double tile = (p.wgmma ? 0.6 * std::max(4.0, busy / 4) : std::max(2.5, 0.8 + 0.2 * busy)) * slower;
-    const double spectra = t.modes > 0 ? 0.15 * chunks(2 * t.modes) * p.fragments / 8 / p.group_warps : 0.0;
-    const double segments = ceil_div(p.split_tiles, p.segment_tiles) * (spectra + 0.3) * std::max(1.0, busy / 8);
+    // staging of spectra: a warp's blocks of 32 terms by 16 channels one after the other, then a barrier
+    const double staged = chunks(2 * t.modes) * p.fragments / 2.0 / p.group_warps;
+    const double crowd = std::max(1.0, busy / 8), latency = (p.copied_at < 0 ? 0.5 : 0.2) * crowd;
+    // measured on Hopper; other cards keep a cost with which they are fast
+    const double block = t.warpgroups ? 0.15 * std::max(1.0, busy / 4) + latency : 0.0375 * crowd;
+    const double segments = ceil_div(p.split_tiles, p.segment_tiles) * (staged * block + 0.3 * crowd);
     const double prologue = p.first_group / 8000.0;
     return prologue + rounds * (ceil_div(p.split_tiles, p.group_warps) * tile + segments) + (p.splits > 1 ? 4 : 0);
 }
@@ -166,9 +175,12 @@ TilePlan plan(const turbofno_tile &t) {
         const bool whole = 8 * p.fragments >= t.width;
         if (!whole && (p.wide || p.fragments < 8)) continue;
         p.channel_tiles = ceil_div(t.width, 8 * p.fragments);
-        for (int choice = 0; choice < 4 * (kSegments + 2); ++choice) {
+        for (int choice = 0; choice < 8 * (kSegments + 2); ++choice) {
             // tables of a row in shared memory, of a row through L1, of shorter and shorter segments
-            const int tables = choice / 4;
+            const int tables = choice / 8;
+            const bool copies_spectra = choice & 4;
+            // before Hopper a warp that waits for its points would wait for the spectra, too
+            if (copies_spectra && (t.modes == 0 || !t.warpgroups)) continue;
             p.wgmma = choice & 2;
             p.synthesis_on_chip = tables != 1;
             p.segment_tiles = tables < 2 ? tiles : kLongestSegment >> (tables - 2);
@@ -189,7 +201,7 @@ TilePlan plan(const turbofno_tile &t) {
                 const int step = std::max(p.group_warps, 2), most = max_warps(p.fragments, p.wide, p.wgmma, p.common);
                 const int whole_tiles = p.segment_tiles < tiles ? p.segment_tiles : p.wgmma ? kWarpgroupWarps : 1;
                 for (p.warps = p.group_warps; p.warps <= most; p.warps += p.warps < step ? p.group_warps : step) {
-                    lay_out(t, p);
+                    lay_out(t, p, copies_spectra);
                     if (p.shared_bytes > t.shared_bytes || p.warps % p.group_warps != 0) continue;
                     for (p.splits = 1; p.splits <= tiles && (p.splits == 1 || rows < split_below); p.splits *= 2) {
                         p.split_tiles = round_up(ceil_div(tiles, p.splits), whole_tiles);
@@ -203,6 +215,7 @@ TilePlan plan(const turbofno_tile &t) {
         }
         if (whole) break; // more fragments would be padding
     }
+    best.stores_split = best.common && t.precision == TURBOFNO_FP32 && t.next_modes > 0;
     best.splits = best.split_tiles > 0 ? ceil_div(tiles, best.split_tiles) : 0;
     best.split_segments = best.segment_tiles < tiles ? best.split_tiles / std::max(best.segment_tiles, 1) : 0;
     const int64_t groups = best.group_warps > 0 ? best.warps / best.group_warps : 1;
@@ -233,5 +246,6 @@ extern "C" const char *turbofno_tile_prepare(const turbofno_tile *tile, turbofno
     std::memcpy(prepared->opaque, &p, sizeof p);
     prepared->segment_points = std::min(tile->points, p.segment_tiles * kTilePoints);
     prepared->workspace_bytes = int64_t(p.workspace_bytes);
+    prepared->stores_split = p.stores_split;
     return nullptr;
 }

@@ -20,6 +20,7 @@ constexpr int kSegmentedFragments = 8; // most fragments of a wgmma analysis by 
 struct TilePlan {
     int fragments; // of y, held by a warp: 2, 4, 8 or 16
     bool common; // has a kernel of its own, and what most networks have in common (tile_programs.h)
+    bool stores_split; // the field that it stores is split (turbofno.h), because the analysis splits it anyway
     bool wide; // has an MLP or projection, which needs registers for a second tile
     int channel_tiles; // blocks that hold different channels of the same rows
     int warps, group_warps; // warps of a block; of a group
@@ -34,16 +35,23 @@ struct TilePlan {
     int stride;
     int stride_split, stride_row, stride_batch, stride_outer;
     // Shared memory in 16-byte words: weights of each step, tables, then per group from `first_group` on: its spectra (words,
-    // then inverse scales), the sums of the next analysis per warp (with wgmma the staged y), the prefetch buffers.
+    // then inverse scales), a row's spectra as in memory, the sums of the next analysis per warp (with wgmma the staged y), the
+    // prefetch buffers. `copied_at` is -1 if spectra are not copied there before they are staged. In common programs of
+    // warpgroups the copy may lie where y is staged later.
     int first_at[TURBOFNO_MAX_STEPS], second_at[TURBOFNO_MAX_STEPS];
     int vectors_at[TURBOFNO_MAX_STEPS], vector_width[TURBOFNO_MAX_STEPS]; // scale, shift, second shift of a step
-    int synthesis_at, analysis_at, first_group, group_words, sums_at, sums_words;
+    int synthesis_at, analysis_at, first_group, group_words, copied_at, sums_at, sums_words;
     // The channels-last field that maps and gates (or the first load) read is prefetched one tile ahead: steps
     // prefetch_first .. prefetch_last read it from shared memory; -1 without prefetch.
     int prefetch_first, prefetch_last, prefetch_at, prefetch_words;
     int shared_bytes;
     size_t workspace_bytes;
 };
+
+// 16-byte words of a row's mixed spectra as they are copied to shared memory: four modes at a time.
+TURBOFNO_HOST_DEVICE constexpr int copied_words(int modes, int channels) {
+    return ceil_div(modes, 4) * 4 * round_up(channels, 16) / 2;
+}
 
 // Maximum number of warps of a block: a multiprocessor has 64K registers and runs one block.
 TURBOFNO_HOST_DEVICE constexpr int max_warps(int fragments, bool wide, bool wgmma, bool common) {

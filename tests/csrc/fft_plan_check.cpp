@@ -31,14 +31,14 @@ static int largest_prime(int n) {
 static void check(const turbofno_fft &f) {
     const bool halved = f.kind != TURBOFNO_COMPLEX && f.points % 2 == 0;
     const int size = halved ? f.points / 2 : f.points;
-    const bool served = turbofno_mixed_radix_fft_unsupported(&f) == nullptr;
+    FftPlan p;
+    const bool served = prepare(f, p) == nullptr;
     expect(served == (largest_prime(size) <= kMaxRadix && size <= kMaxFftSize), "sizes are refused or not", f);
     if (!served) {
         ++refused;
         return;
     }
     ++plans;
-    const FftPlan p = plan(f);
     int product = 1;
     for (int i = 0; i < p.stages; ++i) {
         product *= p.radix[i];
@@ -61,8 +61,8 @@ static void check(const turbofno_fft &f) {
 
 // Every value of a line has a place of its own in shared memory.
 static void check_places(const turbofno_fft &f) {
-    if (turbofno_mixed_radix_fft_unsupported(&f) != nullptr) return;
-    const FftPlan p = plan(f);
+    FftPlan p;
+    if (prepare(f, p) != nullptr) return;
     std::set<int> places;
     for (int value = 0; value < p.size; ++value) {
         int place = 0, rest = value;

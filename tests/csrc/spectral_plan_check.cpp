@@ -3,7 +3,9 @@
 #include <cstdio>
 #include <initializer_list>
 
+#include "../../csrc/plan/product_plan.h"
 #include "../../csrc/plan/spectral_plan.h"
+#include "../../csrc/plan/transform_plan.h"
 
 using namespace turbofno;
 

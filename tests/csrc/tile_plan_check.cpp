@@ -15,6 +15,7 @@ using namespace turbofno;
 
 static constexpr int kLanes = 32;
 static int wrong = 0, checked = 0, splits = 0, cut = 0, prefetched = 0, with_wgmma = 0, segments = 0, common = 0;
+static int shared_copies = 0, own_copies = 0;
 
 static void expect(bool holds, const char *what, const turbofno_tile &t) {
     if (holds) return;
@@ -86,6 +87,20 @@ static void check_memory(const turbofno_tile &t, const TilePlan &p) {
         const int bytes = ceil_div(t.step[p.prefetch_first].channels * (t.precision == TURBOFNO_BF16 ? 2 : 4), 16) * 16;
         group.push_back({p.prefetch_at + warp * p.prefetch_words, 1 + kTilePoints * bytes / 16}); // an mbarrier, then the points
     }
+    if (t.modes > 0 && p.copied_at >= 0) {
+        const int copied = copied_words(t.modes, 8 * p.fragments);
+        // the copy of the spectra may lie where y is staged later
+        const bool shares = p.wgmma && p.common && t.next_modes > 0 && p.copied_at == p.sums_at + 1;
+        if (shares) {
+            expect(copied <= p.planes * 64 * p.fragments, "the copied spectra fit into the staged y", t);
+            ++shared_copies;
+        } else {
+            group.push_back({p.copied_at, copied});
+            ++own_copies;
+        }
+    }
+    const bool may_split = p.common && p.channel_tiles == 1 && p.planes == 2 && t.next_modes > 0;
+    expect(!p.stores_split || may_split, "a split field is stored once, by a common program that analyses it", t);
     // the warps' maxima, then 64 points by all channels
     if (p.wgmma && t.next_modes > 0) group.push_back({p.sums_at, 1 + 64 * 8 * p.fragments * p.planes / 8});
     expect(disjoint(group, 0, p.group_words), "regions of a group are disjoint", t);
@@ -179,6 +194,23 @@ struct Draw {
         t.channels = channels;
         t.width = ceil_div(channels, 16) * 16;
         const auto add = [&](const turbofno_step &s) { t.step[t.steps++] = s; };
+        if (random() % 4 == 0) { // a layer as most networks have it
+            t.channels = t.width = of({32, 64});
+            t.modes = modes();
+            add(step(TURBOFNO_SYNTHESIS, t.width));
+            add(step(TURBOFNO_AFFINE, t.width));
+            add(step(TURBOFNO_ADD_MAP, t.width, t.width));
+            add(step(TURBOFNO_ACTIVATE, t.width));
+            if (coin()) {
+                add(step(TURBOFNO_MLP, t.width, t.width, 32));
+                add(step(TURBOFNO_ADD_GATE, t.width));
+                add(step(TURBOFNO_ACTIVATE, t.width));
+            }
+            add(step(TURBOFNO_STORE, t.width));
+            for (int i = 0; i < t.steps; ++i) t.step[i].activation = TURBOFNO_GELU;
+            if (coin()) t.next_modes = t.modes, add(step(TURBOFNO_ANALYZE, t.width));
+            return t;
+        }
         if (coin()) {
             t.modes = modes();
             add(step(TURBOFNO_SYNTHESIS, channels));
@@ -225,8 +257,9 @@ int main(int count, char **arguments) {
     Draw draw;
     draw.random.seed(count > 1 ? std::strtoull(arguments[1], nullptr, 10) : 0);
     for (int i = 0; i < 5000; ++i) check(draw.tile());
-    std::printf("%d plans, %d of split rows, %d of segments, %d of cut channels, %d with prefetch, %d with wgmma, %d common\n",
-                checked, splits, segments, cut, prefetched, with_wgmma, common);
+    std::printf("%d plans, %d of split rows, %d of segments, %d of cut channels, %d with prefetch, %d with wgmma, %d common, "
+                "%d and %d that copy spectra to a place of their own and to a shared one\n",
+                checked, splits, segments, cut, prefetched, with_wgmma, common, own_copies, shared_copies);
     return wrong != 0 || checked < 1000 || splits == 0 || segments == 0 || cut == 0 || prefetched == 0 || with_wgmma == 0 ||
-           common == 0;
+           common == 0 || own_copies == 0 || shared_copies == 0;
 }

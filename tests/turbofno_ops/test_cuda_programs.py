@@ -14,6 +14,7 @@ from tests.turbofno_ops.fourier_truth import relative_l2
 from tests.turbofno_ops.on_gpu import needs_kernels, poison
 from tests.turbofno_ops.packed_operand import packed_operand
 from tests.turbofno_ops.random_program import Drawn, draw_program
+from tests.turbofno_ops.split_field import split_field
 from turbofno_ops import PRECISIONS
 from turbofno_ops._cuda import CudaStages
 from turbofno_ops._fold import to_device
@@ -69,10 +70,14 @@ def plain_results(drawn: Drawn, dtype: torch.dtype, device: torch.device) -> Res
     return stages.tile(to_device(drawn.steps, device, dtype), given)
 
 
-def as_kernels_see(drawn: Drawn, stages: CudaStages) -> tuple[Drawn, Operands]:
+def as_kernels_see(
+    drawn: Drawn, stages: CudaStages, *, split_x: bool = False
+) -> tuple[Drawn, Operands]:
     """Return the program with its fields rounded as the kernels store them, and its operands on the GPU."""
     x, saved = drawn.x.cuda(), drawn.saved
     field = x if isinstance(drawn.steps[0], Source) else stages.convert(x)
+    if split_x:
+        field = split_field(field)
     saved_field = None if saved is None else stages.convert(saved.cuda())
     rounded = replace(
         drawn,
@@ -97,9 +102,9 @@ def kernel_results(drawn: Drawn, stages: CudaStages, given: Operands) -> dict[st
     return {name: t for name, t in {**found, **fields}.items() if t is not None}
 
 
-def check(drawn: Drawn, precision: str) -> None:
+def check(drawn: Drawn, precision: str, *, split_x: bool = False) -> None:
     stages = CudaStages(drawn.size, drawn.modes, device=torch.device("cuda"), precision=precision)
-    rounded, given = as_kernels_see(drawn, stages)
+    rounded, given = as_kernels_see(drawn, stages, split_x=split_x)
     ours = kernel_results(drawn, stages, given)
     truth = plain_results(rounded, torch.float64, torch.device("cuda"))
     single = plain_results(rounded, torch.float32, torch.device("cuda"))
@@ -143,7 +148,9 @@ def refusal(drawn: Drawn, precision: str) -> str | None:
 @pytest.mark.parametrize("draw", range(DRAWS))
 def test_drawn_programs_equal_float64(draw: int, precision: str) -> None:
     rng = random.Random(torch.initial_seed() + draw)
-    check(draw_served(rng, precision), precision)
+    drawn = draw_served(rng, precision)
+    may_split = precision == "fp32" and not isinstance(drawn.steps[0], Source)
+    check(drawn, precision, split_x=may_split and rng.random() < 0.5)
 
 
 def identity(out: int, channels: int) -> PointwiseMap:
@@ -230,6 +237,59 @@ def test_common_programs_equal_float64(
         mixed=mixed if isinstance(first, Synthesis) else None,
     )
     check(drawn, precision)
+    if precision == "fp32" and isinstance(first, Synthesis):
+        check(drawn, precision, split_x=True)
+
+
+@needs_kernels
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("channels", [32, 64])
+def test_a_common_layer_also_stores_channel_first(channels: int, precision: str) -> None:
+    """The prepared program is the common one, its kernel another, and each group takes several rows."""
+    steps = to_device(common_programs(channels)["layer"], torch.device("cuda"), torch.float32)
+    stages = CudaStages((128, 128), (1, 12), device=torch.device("cuda"), precision=precision)
+    x = stages.convert(torch.randn(16, channels, 128, 128, device="cuda"))
+    mixed = torch.randn(16, channels, 128, 12, dtype=torch.complex64, device="cuda")
+    given = Operands(x=x, mixed=mixed)
+    program = stages.prepare(steps, stages._shape(steps, given))
+    expected = stages.run(program, given)
+    poison()
+    found = stages.run(program, given, channel_first=True)
+    assert isinstance(found.x, torch.Tensor)
+    least = {"fp32": 2e-6, "tf32": 2e-3, "bf16": 2e-2}[precision]
+    for ours, theirs in (
+        (found.x, stages.plain(expected.x)),
+        (found.spectra, expected.spectra),
+    ):
+        assert relative_l2(ours, theirs) <= least
+
+
+@needs_kernels
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("of", ["x", "mixed"])
+@pytest.mark.parametrize("name", ["layer", "block", "block of norms"])
+def test_nan_of_a_common_program_stays_in_its_batch_element(
+    name: str, of: str, precision: str
+) -> None:
+    steps = to_device(common_programs(64)[name], torch.device("cuda"), torch.float32)
+    stages = CudaStages((40, 130), (1, 9), device=torch.device("cuda"), precision=precision)
+    x = torch.randn(5, 64, 40, 130, device="cuda")
+    mixed = torch.randn(5, 64, 40, row_modes(9, 130), dtype=torch.complex64, device="cuda")
+
+    def results() -> tuple[torch.Tensor, ...]:
+        field = stages.convert(x)
+        split = split_field(field) if precision == "fp32" else field
+        done = stages.tile(steps, Operands(x=split, mixed=mixed))
+        fields = [stages.plain(y) for y in (done.x, done.saved) if y is not None]
+        return (*fields, *(s for s in (done.spectra,) if s is not None))
+
+    expected = results()
+    {"x": x, "mixed": mixed}[of][3, 7, 2, 5] = math.inf
+    poison()
+    for found, finite in zip(results(), expected, strict=True):
+        assert found[3].isnan().any()
+        others = [0, 1, 2, 4]
+        assert torch.equal(found[others], finite[others])
 
 
 # batch, channels, grid, modes of the last axis

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.turbofno_ops.random_program import draw_program
+from tests.turbofno_ops.split_field import split_field
 from turbofno_ops import PRECISIONS, _cuda, _cuda_tables, _native
 from turbofno_ops._cuda import CudaStages
 from turbofno_ops._stages import (
@@ -17,6 +18,7 @@ from turbofno_ops._stages import (
     Activate,
     AddGate,
     AddMap,
+    Affine,
     Analyze,
     Operands,
     Project,
@@ -28,7 +30,13 @@ from turbofno_ops._stages import (
     Synthesis,
 )
 from turbofno_ops._support import A100, Device, program_refusal
-from turbofno_ops._tile_program import Shape, cached_operand_bytes, pieces, widths
+from turbofno_ops._tile_program import (
+    ChannelsLast,
+    Shape,
+    cached_operand_bytes,
+    pieces,
+    widths,
+)
 from turbofno_ops._torch_stages import TorchStages
 from turbofno_ops._wide_maps import stored_channels
 from turbofno_ops.description import PointwiseMap
@@ -225,6 +233,67 @@ def test_only_the_last_kernel_stores_channel_first(
     assert (saved.channel_first, taken.channel_first, stored.channel_first) == (0, 0, 1)
     assert saved.field == taken.field
     assert stored.field == y.data_ptr()
+
+
+@pytest.mark.parametrize("channels", [32, 64])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_common_layer_passes_its_field_split_to_the_next(
+    precision: str, channels: int, launched: list[_native.Tile], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_cuda, "device_limits", lambda _: H100)
+    stages = CudaStages((6, 70), (1, 9), device=DEVICE, precision=precision)
+    skip, offset = AddMap(torch.randn(channels, channels)), Affine(None, torch.randn(channels))
+    layer = (Synthesis(), offset, skip, Activate("gelu"), Store(), Analyze())
+    mixed = torch.zeros(2, channels, 6, 10, dtype=torch.complex64)
+    x = stages.convert(torch.zeros(2, channels, 6, 70))
+    middle = stages.tile(layer, Operands(x=x, mixed=mixed)).x
+    last = stages.tile(layer[:-1], Operands(x=middle, mixed=mixed)).x
+    assert isinstance(middle, ChannelsLast)
+    assert isinstance(last, ChannelsLast)
+    assert last.scales is None  # nothing else splits it
+    if precision != "fp32":
+        assert middle.scales is None
+        assert not any(tile.scales or tile.x_scales for tile in launched)
+        return
+    assert middle.scales is not None
+    assert middle.scales.shape == (2, 6, 5)  # 70 points are five tiles
+    scales = middle.scales.data_ptr()
+    assert [tile.scales for tile in launched] == [scales, None]
+    assert [tile.x_scales for tile in launched] == [None, scales]
+
+    def launch(name: str, tile: _native.Tile, plan: _native.TilePlan) -> None:
+        assert plan.stores_split
+        assert tile.scales is None  # as it is channel first
+        assert tile.x_scales == scales
+
+    monkeypatch.setattr(_cuda, "launch", launch)
+    given = Operands(x=middle, mixed=mixed)
+    program = stages.prepare(layer, stages._shape(layer, given))
+    assert isinstance(stages.run(program, given, channel_first=True).x, torch.Tensor)
+
+
+@pytest.mark.usefixtures("launched")
+def test_a_split_field_has_the_values_of_the_field() -> None:
+    stages = CudaStages((3, 37), (1, 4), device=DEVICE, precision="fp32")
+    x = torch.randn(2, 10, 3, 37) * torch.logspace(-20, 20, 37)
+    split = split_field(stages.convert(x))
+    assert split.scales is not None
+    assert not torch.equal(split.data, stages.convert(x).data)
+    # 22 bits of the largest value of a tile
+    for first in range(0, 37, 16):
+        exact, found = (
+            y[..., first : first + 16].movedim(1, -1).flatten(-2) for y in (x, stages.plain(split))
+        )
+        assert ((found - exact).abs() <= 2**-22 * exact.abs().amax(-1, keepdim=True)).all()
+
+
+@pytest.mark.usefixtures("launched")
+def test_kernels_that_read_values_refuse_a_split_field() -> None:
+    stages = CudaStages((3, 37), (1, 4), device=DEVICE, precision="fp32")
+    split = split_field(stages.convert(torch.randn(2, 32, 3, 37)))
+    for steps in ((Restore(), Analyze()), (Restore(), Save(moments=True))):
+        with pytest.raises(ValueError, match="float16 parts"):
+            stages.tile(steps, Operands(saved=split))
 
 
 def test_an_analysis_of_many_modes_is_split_by_modes(launched: list[_native.Tile]) -> None:

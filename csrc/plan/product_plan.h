@@ -1,0 +1,26 @@
+// Block layout of the product of modes. Host code only, but for the constants.
+#pragma once
+
+#include "../api/turbofno.h"
+#include "ceil_div.h"
+#include "limits.h"
+
+namespace turbofno {
+
+struct ProductPlan {
+    int batch_fragments; // of 8 batch elements each, in a block: 1, 2 or 4
+    int modes; // of the last axis, in a block: 1, 2 or 4
+    int channel_tiles; // of 16 output channels each, in a block
+    int weight_stages, weights_ahead; // in shared memory, of 8 input channels each; copied ahead of their use
+    int64_t batch_tiles, mode_tiles, channel_groups, blocks;
+    int threads;
+    int shared_in, shared_out; // complex numbers from one batch element to the next in shared memory
+    int shared_bytes;
+};
+
+constexpr int kMaxModeWarps = 8; // of a block
+constexpr int kWeightsAhead = 2; // stages of a ring of weights in flight
+
+ProductPlan plan(const turbofno_product &product);
+
+} // namespace turbofno
