@@ -289,8 +289,8 @@ __device__ __forceinline__ void write_spectra(float2 *to, const float4 *sums, in
 }
 
 // The same analysis with wgmma. The 64 points of a warpgroup go to shared memory once, split, and wgmma reads them transposed,
-// channels as rows. The row's sums stay in registers: in each block of 64 channels, lane (g, t) has the modes 4n + t of the
-// channels 16 rank + g and 16 rank + g + 8.
+// channels as rows. The row's sums stay in registers: in each block of 64 channels, lane (g, t) has the modes 4n + t of two
+// channels of the 16 from 16 rank on, those of column g of both fragments (channel_of).
 template <typename P, int FRAGMENTS> struct WgmmaSums {
     static constexpr int kBlocks = FRAGMENTS < 8 ? 1 : FRAGMENTS / 8, kColumns = kWgmmaColumns; // 64 channels a block
     static constexpr int kPlane = 8 * FRAGMENTS * kMatrixBytes; // of staged values: high or low parts
@@ -318,15 +318,19 @@ template <typename P, int FRAGMENTS> struct WgmmaSums {
         return scale_of(max_magnitude(max_magnitude(max_magnitude(m.x, m.y), m.z), m.w));
     }
 
-    // Stages the values of 16 channels, split with the warpgroup's scale (split_points).
+    // Stages the values of 16 channels, split with the warpgroup's scale (split_points): 8 x 8 matrices of the points g or g + 8
+    // and the channels of one fragment.
     static __device__ __forceinline__ void stage(const uint4 (&words)[2], int s, uint4 *staging, const WarpGroupContext &group) {
-        const int g = group.lane / 4, t = group.lane % 4;
-#pragma unroll
-        for (int second = 0; second < 2; ++second) {
-            const int matrix = (2 * group.rank + second) * FRAGMENTS + 2 * s + t / 2;
-            auto *to = reinterpret_cast<char *>(staging + 1) + matrix * kMatrixBytes + 16 * g + 8 * (t % 2);
-            *reinterpret_cast<uint2 *>(to) = {words[second].x, words[second].y};
-            if constexpr (P::kSplit) *reinterpret_cast<uint2 *>(to + kPlane) = {words[second].z, words[second].w};
+        const int row = group.lane % 8, matrix = group.lane / 8; // whose address this lane gives
+        const auto address = [&](int second, int fragment, int plane) {
+            const int index = (2 * group.rank + second) * FRAGMENTS + 2 * s + fragment;
+            return shared_address(staging + 1) + plane * kPlane + index * kMatrixBytes + 16 * row;
+        };
+        if constexpr (P::kSplit) {
+            store_matrices(address(0, matrix % 2, matrix / 2), words[0]);
+            store_matrices(address(1, matrix % 2, matrix / 2), words[1]);
+        } else {
+            store_matrices(address(matrix / 2, matrix % 2, 0), {words[0].x, words[0].y, words[1].x, words[1].y});
         }
     }
 
@@ -366,7 +370,7 @@ template <typename P, int FRAGMENTS> struct WgmmaSums {
 
     __device__ __forceinline__ void write(float2 *to, const turbofno_tile &t, int first_channel,
                                           const WarpGroupContext &group) const {
-        const int mode0 = group.lane % 4, channel0 = first_channel + 16 * group.rank + group.lane / 4;
+        const int mode0 = group.lane % 4, channel0 = first_channel + 16 * group.rank + channel_of(0, group.lane / 4);
         const int64_t stride = t.outer * t.next_modes; // from one channel to the next
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
@@ -376,7 +380,7 @@ template <typename P, int FRAGMENTS> struct WgmmaSums {
                 if (mode >= t.next_modes) continue;
                 const float(&v)[4] = sums[block][n];
                 if (channel < t.channels) to[channel * stride + mode] = {v[0], v[1]};
-                if (channel + 8 < t.channels) to[(channel + 8) * stride + mode] = {v[2], v[3]};
+                if (channel + 2 < t.channels) to[(channel + 2) * stride + mode] = {v[2], v[3]};
             }
         }
     }

@@ -35,6 +35,15 @@ __device__ __forceinline__ void fence_proxy_async() {
 #endif
 }
 
+// Stores four 8 x 8 matrices of halves, one row per four lanes. Lane i gives the address of row i % 8 of matrix i / 8.
+__device__ __forceinline__ void store_matrices(unsigned address, uint4 halves) {
+#ifdef TURBOFNO_WGMMA_ENABLED
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(halves.x),
+                 "r"(halves.y), "r"(halves.z), "r"(halves.w)
+                 : "memory");
+#endif
+}
+
 __device__ __forceinline__ void wgmma_fence() {
 #ifdef TURBOFNO_WGMMA_ENABLED
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");

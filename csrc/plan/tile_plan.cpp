@@ -104,7 +104,8 @@ double cost(const turbofno_tile &t, const TilePlan &p, int64_t rows) {
     const int64_t blocks = std::max(1, t.multiprocessors / p.channel_tiles);
     const double rounds = double(ceil_div(units, blocks * groups));
     const double busy = double(std::min<int64_t>(p.warps, p.group_warps * ceil_div(units, blocks)));
-    const double table = p.synthesis_on_chip ? 1.0 : p.wgmma ? 1.1 : 1.3;
+    // few warps wait for a table in L1 longer
+    const double table = p.synthesis_on_chip ? 1.0 : p.wgmma ? (p.fragments > kSegmentedFragments ? 1.2 : 1.1) : 1.3;
     const double slower = table * (p.prefetch_first < 0 ? 1.2 : 1.0) * (p.common ? 1.0 : 1.15);
     const double tile = (p.wgmma ? 0.6 * std::max(4.0, busy / 4) : std::max(2.5, 0.8 + 0.2 * busy)) * slower;
     // staging of spectra: a warp's blocks of 32 terms by 16 channels one after the other, then a barrier

@@ -115,7 +115,9 @@ def parts() -> list[Part]:
             # one allocation per array, so that reads past its end are found
             {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
         ),
-        Part("racecheck", [tool, "--tool", "racecheck", *watched]),
+        # the slowest part, so it is cut in two
+        Part("racecheck", [tool, "--tool", "racecheck", *watched, "plain", "transforms"]),
+        Part("racecheck of blocks", [tool, "--tool", "racecheck", *watched, "blocks"]),
         # without the test that compiles every kernel again: `make test` has it, and the part ampere compiles them here
         _pytest("library", f"{ops}/test_native.py", "-k", "not compile_without_warnings"),
         _pytest(
@@ -242,7 +244,7 @@ def main() -> None:
     print(f"\n{', '.join(cards)}, PyTorch {torch.__version__}")
     for name, o in outcomes.items():
         print(
-            f"{name:10} {o.how}: {o.passed} passed, {o.failed} failed, {o.skipped} skipped, {o.seconds} s"
+            f"{name:19} {o.how}: {o.passed} passed, {o.failed} failed, {o.skipped} skipped, {o.seconds} s"
         )
     print(f"written to {arguments.record}: {record.covers(record.read(arguments.record), sources)}")
     sys.exit(1 if any(o.failed for o in outcomes.values()) else 0)

@@ -1,12 +1,14 @@
 """Every kernel on a few small shapes, checked on the CPU, to run under compute-sanitizer (tests/gpu/run.py).
 
 Networks of two layers run as compiled chains without graphs. Odd sizes cover the kernels' boundaries, and some arrays end
-within a 16-byte word, up to which reads may reach.
+within a 16-byte word, up to which reads may reach. Arguments are the groups to check (GROUPS); without one, all.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Iterator
 from functools import partial
 from itertools import product
 from typing import Any
@@ -80,6 +82,7 @@ FFT_SHAPES: tuple[tuple[str, str, tuple[int, ...], tuple[int, ...] | None], ...]
     *(("rfft2", p, (2, 85, 64), (24, 12)) for p in FFT_PRECISIONS),
     ("fft2", "fp32", (2, 37, 19), (5, 4)),
 )
+GROUPS = ("plain", "blocks", "transforms")
 PROJECTED = 4
 # for a network that does not amplify rounding
 LARGEST_ERROR = {"fp32": 5e-6, "tf32": 5e-3, "bf16": 4e-2}
@@ -162,27 +165,38 @@ def ntt_verdict(
     return "right" if torch.equal(found.cpu(), ntt(x, prime, negacyclic=True)) else "WRONG"
 
 
+def verdicts(group: str, device: torch.device) -> Iterator[str]:
+    """Yield a line for each shape of a group."""
+    if group == "transforms":
+        for fft_case in FFT_SHAPES:
+            yield f"transform {fft_case}: {fft_verdict(*fft_case, device)}"
+        for ntt_case in product(
+            (BABY_BEAR, GOLDILOCKS), NTT_SHAPES, _cuda.RADICES, _cuda.EXCHANGES
+        ):
+            prime, (lines, points), radix, exchange = ntt_case
+            yield f"NTT {ntt_case}: {ntt_verdict(prime, lines, points, radix, exchange, device)}"
+        return
+    plain = [("plain", PLAIN, shape) for shape in SHAPES]
+    blocks = [(name, block, shape) for name, block in BLOCKS.items() for shape in IN_BLOCKS]
+    for name, block, shape in plain if group == "plain" else blocks:
+        for precision in PRECISIONS:
+            yield f"{name} {shape} {precision}: {verdict(shape, block, precision, device)}"
+
+
 def main() -> None:
-    """Check all shapes. Exits with 1 if a result is wrong or refused, or the kernels are not loaded."""
+    """Check the shapes. Exits with 1 if a result is wrong or refused, or the kernels are not loaded."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("groups", nargs="*", metavar="group")
+    groups = parser.parse_args().groups or GROUPS
+    if unknown := set(groups) - set(GROUPS):
+        parser.error(f"there is no group {unknown.pop()}: the groups are {GROUPS}")
     if not native_status().loaded:
         raise SystemExit(native_status().detail)
-    cases = [("plain", PLAIN, shape) for shape in SHAPES]
-    cases += [(name, block, shape) for name, block in BLOCKS.items() for shape in IN_BLOCKS]
     wrong = 0
-    for name, block, shape in cases:
-        for precision in PRECISIONS:
-            found = verdict(shape, block, precision, torch.device("cuda", 0))
-            wrong += not found.startswith("right")
-            print(f"{name} {shape} {precision}: {found}", flush=True)
-    for fft_case in FFT_SHAPES:
-        found = fft_verdict(*fft_case, torch.device("cuda", 0))
-        wrong += not found.startswith("right")
-        print(f"transform {fft_case}: {found}", flush=True)
-    for case in product((BABY_BEAR, GOLDILOCKS), NTT_SHAPES, _cuda.RADICES, _cuda.EXCHANGES):
-        prime, (lines, points), radix, exchange = case
-        found = ntt_verdict(prime, lines, points, radix, exchange, torch.device("cuda", 0))
-        wrong += found != "right"
-        print(f"NTT {case}: {found}", flush=True)
+    for group in groups:
+        for line in verdicts(group, torch.device("cuda", 0)):
+            wrong += ": right" not in line
+            print(line, flush=True)
     sys.exit(1 if wrong else 0)
 
 
