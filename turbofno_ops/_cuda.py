@@ -386,8 +386,8 @@ class CudaStages:
                         x = torch.empty(shape.batch, to.channels, *shape.grid, device=self._device)
                         to.field, to.channel_first = pointer(x), 1
                         continue
-                    of = (shape.batch, to.channels, shape.grid)
-                    field = self._split_field(*of) if kernel.plan.stores_split else self._field(*of)
+                    allocate = self._split_field if kernel.plan.stores_split else self._field
+                    field = allocate(shape.batch, to.channels, shape.grid)
                     if field.scales is not None:
                         tile.scales = pointer(field.scales)
                     to.field = pointer(field.data)
