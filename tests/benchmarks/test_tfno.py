@@ -25,7 +25,7 @@ CASES = [
 @torch.inference_mode()
 def test_both_ways_give_the_librarys_answer(case: tfno.Case) -> None:
     row = tfno.measure(case, seconds=0.0, rounds=3)
-    assert row["runs as"] == "replay"
+    assert row["runs as"] in ("replay", "module")  # whichever is faster now
     dense, contracting = (row[f"{name} ms"] for name in ("multiplied out", "contracting"))
     assert isinstance(dense, float)
     assert isinstance(contracting, float)
