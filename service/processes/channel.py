@@ -254,7 +254,8 @@ class _Connection(asyncio.Protocol):
         self._transport = transport
         if self._closed:
             transport.abort()
-        transport.write(self._unsent)
+        else:
+            transport.write(self._unsent)
 
     def data_received(self, data: bytes) -> None:
         self._arrived += data

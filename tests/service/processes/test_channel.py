@@ -182,6 +182,14 @@ def test_messages_to_a_peer_that_left_are_dropped(run: Run) -> None:
     run(main())
 
 
+async def introduced(endpoint: str, inbox: Inbox) -> socket.socket:
+    """A stranger whose identity and first message have been received."""
+    peer = stranger(endpoint)
+    peer.sendall(framed(b"peer", CANCELLED))
+    await inbox.until(1)
+    return peer
+
+
 def sent_all(peer: socket.socket) -> int:
     """Send Cancel(7) until the socket takes no more. Returns how often."""
     frames = framed(CANCELLED) * 100
@@ -197,9 +205,7 @@ def sent_all(peer: socket.socket) -> int:
 def test_what_a_peer_sent_before_it_died_arrives(run: Run, unread: bytes) -> None:
     async def main() -> None:
         async with connected() as (listening, endpoint, inbox, _):
-            peer = stranger(endpoint)
-            peer.sendall(framed(b"peer", CANCELLED))
-            await inbox.until(1)
+            peer = await introduced(endpoint, inbox)
             if unread:
                 # It dies with this unread, which resets the connection.
                 listening.send(Returned(0, None), b"peer")
@@ -216,9 +222,7 @@ def test_what_a_peer_sent_before_it_died_arrives(run: Run, unread: bytes) -> Non
 def test_a_failed_write_loses_nothing_that_the_peer_had_sent(run: Run) -> None:
     async def main() -> None:
         async with connected() as (listening, endpoint, inbox, _):
-            peer = stranger(endpoint)
-            peer.sendall(framed(b"peer", CANCELLED))
-            await inbox.until(1)
+            peer = await introduced(endpoint, inbox)
             sent = sent_all(peer)
             peer.close()
             # Before the event loop reads again.
@@ -332,9 +336,7 @@ def test_a_channel_that_its_receiver_closes_receives_no_more(run: Run) -> None:
 def test_a_closed_channel_handles_nothing_of_a_peer_that_left_before(run: Run) -> None:
     async def main() -> None:
         async with connected() as (listening, endpoint, inbox, _):
-            peer = stranger(endpoint)
-            peer.sendall(framed(b"peer", CANCELLED))
-            await inbox.until(1)
+            peer = await introduced(endpoint, inbox)
             sent = sent_all(peer)
             peer.close()
             listening.send(Returned(0, None), b"peer")
