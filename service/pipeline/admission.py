@@ -58,10 +58,7 @@ class Admitted:
         model: str = "",
         slot: tuple[str, str] | None = None,
     ) -> None:
-        """`counted` are what its bytes are part of; `slot` is model and version of the queue, None once it is released.
-
-        Without arguments nothing is counted: for small bodies that are read even when the limits are reached.
-        """
+        """`counted` are what its bytes are part of; `slot` is model and version of the queue, None once it is released."""
         self._admission = admission
         self._counted = counted
         self._model = model
@@ -112,6 +109,10 @@ class Admitted:
         self._held = size
         for counted in self._counted:
             counted.held += more
+
+
+UNCOUNTED = Admitted()
+"""Of requests without fields: their small bodies are read even when the limits are reached."""
 
 
 class Admission:
