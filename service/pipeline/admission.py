@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 from turbofno.service.errors import PayloadTooLarge, Unavailable
 from turbofno.service.settings import env_name
@@ -65,12 +65,6 @@ class Admitted:
         self.slot = slot
         self._held = 0
         self._left = admission is None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.leave()
 
     def leave(self) -> None:
         """Release everything at the end of the request. Idempotent."""
