@@ -37,8 +37,6 @@ ONE_IN = {
 LEFT_OUT = (
     # 70 s of CPU time for warnings: the installation, which comes first, compiles them too.
     "tests/turbofno_ops/test_native.py::test_kernels_compile_without_warnings[",
-    # Two processes do the same.
-    "tests/turbofno_ops/test_distributed.py::test_on_cpus[3-",
 )
 """Beginnings of the names of cases that do not run."""
 
