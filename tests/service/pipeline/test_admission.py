@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any
 from unittest.mock import Mock
 
@@ -28,15 +27,10 @@ def make(**settings: Any) -> tuple[Admission, QueueCapacity, Metrics]:
     return Admission(chosen, metrics, capacity), capacity, metrics
 
 
-@contextmanager
 def admit(
     admission: Admission, size: int | None, model: str = "m", caller: Caller = ANYONE
-) -> Iterator[Admitted]:
-    admitted = admission.admit(size, model=model, version="1", caller=caller)
-    try:
-        yield admitted
-    finally:
-        admitted.leave()
+) -> AbstractContextManager[Admitted]:
+    return admission.admit(size, model=model, version="1", caller=caller)
 
 
 def ticket(
