@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -32,13 +33,14 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
 def sockets() -> set[str]:
-    """The sockets of this process, by inode."""
+    """The Unix sockets of this process, by inode. Others belong to what earlier tests of this process left running."""
     found = set()
     for descriptor in os.listdir("/proc/self/fd"):
         # One is that of the listing, and is gone.
         with contextlib.suppress(FileNotFoundError):
             found.add(os.readlink(f"/proc/self/fd/{descriptor}"))
-    return {link for link in found if link.startswith("socket:")}
+    _, *listed = Path("/proc/net/unix").read_text().splitlines()
+    return found & {f"socket:[{line.split()[6]}]" for line in listed}
 
 
 @pytest.fixture(params=[None, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
