@@ -33,7 +33,7 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
 def sockets() -> set[str]:
-    """The Unix sockets of this process, by inode. Others belong to what earlier tests of this process left running."""
+    """The Unix sockets of this process, by inode: channels open no others, what earlier tests left running does."""
     found = set()
     for descriptor in os.listdir("/proc/self/fd"):
         # One is that of the listing, and is gone.
