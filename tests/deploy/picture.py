@@ -20,7 +20,7 @@ from matplotlib import pyplot as plt
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
 from tests.deploy.monitoring import Prometheus, dashboard_targets
-from tests.deploy.traffic import drive, gpu_stand_in
+from tests.deploy.traffic import gpu_stand_in, load
 from tests.e2e.server_process import ServerProcess
 
 if TYPE_CHECKING:
@@ -89,8 +89,9 @@ def main() -> None:
         )
         prometheus.wait_for("turbofno_model_loaded")
         start = time.time()
-        drive(service.url, ZOO, 20.0, clients=2)
-        drive(service.url, ZOO, 20.0, clients=8)
+        for clients in (2, 8):
+            with load(service.url, ZOO, clients):
+                time.sleep(20.0)
         draw(prometheus, start + 5, time.time(), Path(sys.argv[1]))
 
 

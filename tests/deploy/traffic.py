@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from unittest.mock import patch
@@ -34,14 +34,16 @@ def npy(fields: np.ndarray) -> bytes:
     return body.getvalue()
 
 
-def drive(url: str, models: dict[str, tuple[int, ...]], seconds: float, clients: int = 4) -> int:
-    """Send valid, invalid and too large requests for `seconds`. Returns the number of fields predicted."""
-    until = time.monotonic() + seconds
+@contextmanager
+def load(url: str, models: dict[str, tuple[int, ...]], clients: int = 4) -> Iterator[list[int]]:
+    """Valid, invalid and too large requests until the block ends. Yields each client's number of predicted fields."""
+    stop = threading.Event()
     predicted = [0] * clients
 
     def send(number: int, random: np.random.Generator) -> None:
         with httpx.Client(base_url=url, timeout=30.0) as client:
-            while time.monotonic() < until:
+            # Prometheus scrapes every second: a round in a tenth is enough for each window.
+            while not stop.wait(0.1):
                 for model, grid in models.items():
                     fields = random.standard_normal((4, 1, *grid), np.float32)
                     if model in POSITIVE:
@@ -51,17 +53,16 @@ def drive(url: str, models: dict[str, tuple[int, ...]], seconds: float, clients:
                     predicted[number] += 4
                     assert _predict(client, model, npy(fields[..., :2])).status_code == 422
                     assert _predict(client, model, bytes(2_000_000)).status_code == 413
-                time.sleep(0.02)
 
-    threads = [
-        threading.Thread(target=send, args=(number, generator())) for number in range(clients)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(clients) as pool:
+        sending = [pool.submit(send, number, generator()) for number in range(clients)]
+        try:
+            yield predicted
+        finally:
+            stop.set()
+        for one in sending:
+            one.result()
     assert all(predicted)
-    return sum(predicted)
 
 
 def _predict(client: httpx.Client, model: str, body: bytes) -> httpx.Response:
