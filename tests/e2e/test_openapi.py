@@ -28,7 +28,7 @@ request-timeout = 20
 warnings = false
 
 [generation]
-max-examples = {tried(5, thoroughly=60)}
+max-examples = {tried(3, thoroughly=60)}
 database = "none"
 
 [phases.stateful]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import pty
+import resource
 import signal
 import socket
 import subprocess
@@ -76,9 +77,14 @@ def test_streams_that_nobody_reads_any_more_fail_nothing(
         assert server.stop() == 0
 
 
+def limited(soft: int, hard: int) -> str:
+    """Code that limits the descriptors of its process, as `ulimit -n` does."""
+    return f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))"
+
+
 def test_too_few_descriptors_are_refused_in_words(repository: Path, tmp_path: Path) -> None:
     for options in ((), ("--frontends", "2")):
-        server = ServerProcess(repository, tmp_path / "log.txt", *options, shell="ulimit -n 100")
+        server = ServerProcess(repository, tmp_path / "log.txt", *options, fault=limited(100, 100))
         assert server.process.wait(30) == 1
         said = "cannot start: the limit of open files (ulimit -Hn) is 100, of which the service itself needs 128"
         assert said in server.tail()
@@ -89,8 +95,8 @@ def test_too_few_descriptors_are_refused_in_words(repository: Path, tmp_path: Pa
 def test_few_descriptors_are_fewer_connections(
     repository: Path, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    few = "ulimit -n 160"
-    with ServerProcess(repository, tmp_path / "log.txt", *options, shell=few) as server:
+    few = limited(160, 160)
+    with ServerProcess(repository, tmp_path / "log.txt", *options, fault=few) as server:
         most = 64 if options else 32
         assert f"at most {most} connections instead of 4096; raise it to " in server.log.read_text()
         held = [
@@ -120,8 +126,8 @@ def serves(server: ServerProcess) -> bool:
 
 
 def test_the_soft_limit_is_raised_as_far_as_allowed(repository: Path, tmp_path: Path) -> None:
-    soft = "ulimit -Sn 200"
-    with ServerProcess(repository, tmp_path / "log.txt", shell=soft) as server:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with ServerProcess(repository, tmp_path / "log.txt", fault=limited(200, hard)) as server:
         limits = (tmp_path / f"/proc/{server.process.pid}/limits").read_text()
         [line] = [line for line in limits.splitlines() if line.startswith("Max open files")]
         assert int(line.split()[3]) == 4096 + 128

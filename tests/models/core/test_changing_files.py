@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.service.tiny import tiny_config
+from tests.thorough import tried
 from turbofno.models.core.checkpoint import WEIGHTS_FILE, save_model
 from turbofno.models.core.fno import FNO
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(180)
 
 ROOT = Path(__file__).resolve().parents[2]
-LOADS = 150
+LOADS = tried(60, thoroughly=150)
 CUT = """
 import sys, threading
 from pathlib import Path

@@ -14,6 +14,7 @@ import torch
 from neuralop.models import FNO as TheirFNO
 from torch.overrides import TorchFunctionMode
 
+from tests.thorough import tried
 from turbofno.models.importers.neuraloperator import import_neuraloperator, spectral_weights
 from turbofno.models.importers.neuraloperator.spectral_weights import (
     MAX_DENSE_BYTES,
@@ -231,7 +232,7 @@ def imported_alone(path: Path, *options: str) -> tuple[subprocess.CompletedProce
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(("n_layers", "sizes"), [(4, (49, 25)), (1, (97, 51))])
+@pytest.mark.parametrize(("n_layers", "sizes"), [(1, (97, 51)), (4, (49, 25))][: tried(1, 2)])
 def test_an_import_needs_a_bounded_multiple_of_the_dense_weights(
     n_layers: int, sizes: tuple[int, int], tmp_path: Path
 ) -> None:

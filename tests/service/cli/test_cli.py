@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.service.forked import start
 from tests.service.tiny import tiny_config
 from turbofno.service import cli
 from turbofno.service.__main__ import main as entry_point
@@ -20,6 +22,16 @@ if TYPE_CHECKING:
     pass
 
 ROOT = Path(__file__).resolve().parents[3]
+
+
+def serve(*options: str) -> tuple[int, str]:
+    """Exit status and errors of `turbofno serve`, which must end by itself."""
+    code = "import sys; from turbofno.service.cli import main; sys.exit(main())"
+    process = start(code, "serve", *options, cwd=ROOT, env=os.environ)
+    assert process.stderr is not None
+    with process.stderr:
+        said = process.stderr.read()
+    return process.wait(60), said
 
 
 def test_models_prints_a_table(url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,21 +124,11 @@ def test_serve_of_missing_models_fails_in_one_line(
 ) -> None:
     where = "empty" if folder == "" else folder
     (tmp_path / "empty").mkdir()
-    command = [
-        sys.executable,
-        "-m",
-        "turbofno.service",
-        "serve",
-        "--model-repository",
-        tmp_path / where,
-    ]
-    done = subprocess.run(
-        [*command, *options], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 1
-    assert expected in done.stderr
-    assert str(tmp_path / where) in done.stderr
-    assert done.stderr.count("\n") == 1
+    status, said = serve("--model-repository", str(tmp_path / where), *options)
+    assert status == 1
+    assert expected in said
+    assert str(tmp_path / where) in said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -162,19 +164,11 @@ def test_serve_on_a_taken_port_fails_without_a_traceback(repository: Path) -> No
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        command = [
-            sys.executable,
-            "-m",
-            "turbofno.service",
-            "serve",
-            "--port",
-            str(taken.getsockname()[1]),
-        ]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert "address already in use" in done.stderr
-    assert "set another TURBOFNO_HOST or TURBOFNO_PORT" in done.stderr
-    assert "Traceback" not in done.stderr
+        status, said = serve("--port", str(taken.getsockname()[1]))
+    assert status == 1
+    assert "address already in use" in said
+    assert "set another TURBOFNO_HOST or TURBOFNO_PORT" in said
+    assert "Traceback" not in said
 
 
 def test_a_reader_that_stops_early_is_no_error() -> None:

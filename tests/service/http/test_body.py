@@ -86,7 +86,10 @@ class Admitted:
 
 
 def read(request: Call, budget: Admitted | None = None, **options: Any) -> memoryview:
-    return asyncio.run(read_body(request, budget or Admitted(), **{"limit": 100_000, **options}))
+    request.admitted = budget or Admitted()  # type: ignore[assignment]
+    return asyncio.run(
+        read_body(request, **{"limit": 100_000, "setting": "max_body_bytes", **options})
+    )
 
 
 @pytest.mark.parametrize("declared", [True, False], ids=["content-length", "chunked"])
@@ -169,7 +172,7 @@ def test_unfinished_body_at_the_end_of_the_drain_time_is_503() -> None:
         admission = request.context.admission
         asyncio.get_running_loop().call_later(0.05, admission.end)
         with pytest.raises(Unavailable, match="before the whole body had come") as caught:
-            await asyncio.wait_for(read_body(request, Admitted(), limit=100), 2)  # type: ignore[arg-type]
+            await asyncio.wait_for(read_body(request, limit=100, setting="max_body_bytes"), 2)
         assert caught.value.retry_after
 
     asyncio.run(main())

@@ -71,16 +71,17 @@ def test_control_routes_answer_when_the_service_is_full() -> None:
     async def main() -> None:
         async with serving(model_control=True) as (client, engine):
             context = client._transport.app.state.context  # type: ignore[attr-defined]
-            with context.admission.admit(None, model="tiny-1d", version="1") as budget:
-                budget.hold_answer(context.settings.max_inflight_bytes)
-                body = {"inputs": {"u0": [0.0] * 16}}
-                refused = await client.post("/v1/models/tiny-1d:predict", json=body)
-                assert refused.status_code == 429
-                listed = await client.post("/v2/repository/index", json={})
-                assert listed.status_code == 200
-                for action in ("load", "unload"):
-                    path = f"/v2/repository/models/tiny-1d/{action}"
-                    assert (await client.post(path, json={})).status_code == 200
+            budget = context.admission.admit(None, model="tiny-1d", version="1")
+            budget.hold_answer(context.settings.max_inflight_bytes)
+            body = {"inputs": {"u0": [0.0] * 16}}
+            refused = await client.post("/v1/models/tiny-1d:predict", json=body)
+            assert refused.status_code == 429
+            listed = await client.post("/v2/repository/index", json={})
+            assert listed.status_code == 200
+            for action in ("load", "unload"):
+                path = f"/v2/repository/models/tiny-1d/{action}"
+                assert (await client.post(path, json={})).status_code == 200
+            budget.leave()
             assert engine.loaded == engine.unloaded == ["tiny-1d"]
 
     asyncio.run(main())

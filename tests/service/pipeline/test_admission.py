@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 from unittest.mock import Mock
 
@@ -27,10 +28,15 @@ def make(**settings: Any) -> tuple[Admission, QueueCapacity, Metrics]:
     return Admission(chosen, metrics, capacity), capacity, metrics
 
 
+@contextmanager
 def admit(
     admission: Admission, size: int | None, model: str = "m", caller: Caller = ANYONE
-) -> AbstractContextManager[Admitted]:
-    return admission.admit(size, model=model, version="1", caller=caller)
+) -> Iterator[Admitted]:
+    admitted = admission.admit(size, model=model, version="1", caller=caller)
+    try:
+        yield admitted
+    finally:
+        admitted.leave()
 
 
 def ticket(

@@ -60,7 +60,7 @@ def run_dry(batcher: Batcher, now: float) -> tuple[list[tuple[Slice, ...]], list
         expired += decision.expired
         if not decision.batch:
             assert decision.wake_at is None
-            assert len(batcher) == 0
+            assert not batcher._queues
             return batches, expired
         batches.append(decision.batch)
     raise AssertionError("the queue never ran dry")

@@ -19,7 +19,7 @@ from turbofno.service.processes.engine_link import EngineLink
 from turbofno.service.processes.engine_process import EngineServer
 from turbofno.service.processes.memory import SlotMemory
 from turbofno.service.processes.messages import Cancel, Message, Peer, Predict
-from turbofno.service.processes.remote_engine import EngineQueue, RemoteEngine
+from turbofno.service.processes.remote_engine import RemoteEngine
 from turbofno.service.settings import Settings
 
 if TYPE_CHECKING:
@@ -248,10 +248,7 @@ def test_predictions_of_a_turn_are_submitted_together_and_before_what_concerns_t
 def test_models_change_on_all_engines_or_on_none() -> None:
     async def main() -> None:
         server = server_of(Engine())
-        settings, metrics = Settings(), Metrics()
-        remote = RemoteEngine(
-            b"front", SlotMemory(2**20), EngineQueue(settings, metrics), engines=2, most_joined=4
-        )
+        remote = RemoteEngine(b"front", Settings(frontends=1, devices=("cpu", "cpu")), Metrics())
         remote.set_engines([Peer(b"engine-0.1", server.endpoint)])
         for change in (remote.load, remote.unload):
             with pytest.raises(Unavailable, match="being started") as caught:

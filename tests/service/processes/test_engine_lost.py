@@ -20,9 +20,8 @@ from turbofno.service.errors import QueueFull
 from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.processes.engine_process import EngineServer
-from turbofno.service.processes.memory import SlotMemory
 from turbofno.service.processes.messages import Peer
-from turbofno.service.processes.remote_engine import EngineQueue, RemoteEngine
+from turbofno.service.processes.remote_engine import RemoteEngine
 from turbofno.service.settings import Settings
 
 if TYPE_CHECKING:
@@ -74,10 +73,11 @@ class FrontEnd:
         settings, metrics = Settings(port=0), Metrics()
         self.engine = Engine()
         self.server = EngineServer(self.engine, QueueCapacity(settings, metrics), lambda: None)  # type: ignore[arg-type]
-        self.memory = SlotMemory(2**20)
-        queue = EngineQueue(settings, metrics)
-        self.remote = RemoteEngine(b"front", self.memory, queue, engines=1, most_joined=4)
-        self.app = create_app(settings, engine=self.remote, metrics=metrics, slots=queue)
+        self.remote = RemoteEngine(b"front", settings, metrics)
+        self.memory = self.remote.memory
+        self.app = create_app(
+            settings, engine=self.remote, metrics=metrics, slots=self.remote.queue
+        )
 
     def lose(self) -> None:
         self.remote.set_engines([])
