@@ -55,8 +55,7 @@ class AccessLog:
 
     def close(self, call: Call, status: int, sent_bytes: int) -> None:
         """Count and log a finished request, and release what it holds."""
-        if call.admitted is not None:
-            call.admitted.leave()
+        call.admitted.leave()
         seconds = time.perf_counter() - call.started
         if call.span is not None and call.context.tracer is not None:
             call.context.tracer.end(call, status)

@@ -18,7 +18,6 @@ from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
     from turbofno.service.http.call import Call
-    from turbofno.service.pipeline.admission import Admitted
 
 _GZIP, _ZLIB, _RAW_DEFLATE = 31, 15, -15
 """zlib's `wbits` of the three formats."""
@@ -34,18 +33,13 @@ def declared_size(call: Call) -> int | None:
     return _content_length(call) if _coding(call) is None else None
 
 
-async def read_body(
-    call: Call,
-    admitted: Admitted,
-    *,
-    limit: int,
-    setting: str | None = "max_body_bytes",
-) -> memoryview:
+async def read_body(call: Call, *, limit: int, setting: str | None) -> memoryview:
     """Read and decompress the whole body; into the engine's memory, with the byte at `call.aligned_at` on a 64-byte boundary,
     if its fields are used without a copy.
 
+    The request holds the bytes as they arrive.
+
     Args:
-        admitted: holds the bytes as they arrive.
         limit: largest size in bytes, on the wire and decompressed.
         setting: name of the setting that `limit` comes from, if any, for the message.
 
@@ -57,10 +51,10 @@ async def read_body(
     """
     # With a declared size there is none.
     coding = None if call.declared_bytes is not None else _coding(call)
-    body = call.body
+    body, admitted = call.body, call.admitted
     if not body.complete:
         admitted.leave_slot()
-        await _receive(call, admitted, coding, limit, setting)
+        await _receive(call, coding, limit, setting)
     else:
         if body.size > limit:
             raise _too_large(call, f"the body has {body.size} bytes", limit, setting)
@@ -86,10 +80,8 @@ async def read_body(
     return decoded
 
 
-async def _receive(
-    call: Call, admitted: Admitted, coding: str | None, limit: int, setting: str | None
-) -> None:
-    context, body = call.context, call.body
+async def _receive(call: Call, coding: str | None, limit: int, setting: str | None) -> None:
+    context, body, admitted = call.context, call.body, call.admitted
     seconds = context.settings.body_timeout_seconds
     try:
         async with asyncio.timeout(seconds) as timeout:

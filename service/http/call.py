@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from turbofno.service.logs import accept_request_id
-from turbofno.service.pipeline.admission import ANYONE
+from turbofno.service.pipeline.admission import ANYONE, UNCOUNTED
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -114,7 +114,7 @@ class Call:
     """The requested model, set once it is known to be ready."""
     parameters: Any = None
     """Parameters, the result of the operation's `parse`."""
-    admitted: Admitted | None = None
+    admitted: Admitted = UNCOUNTED
     """Its bytes and queue slot, held until the reply has been sent or the client has left."""
     declared_bytes: int | None = None
     """Size of the decoded body, if its headers give it; set by `operations.begin` for an operation with fields."""

@@ -17,6 +17,7 @@ from turbofno.service.http.eager_task import EagerTask
 from turbofno.service.http.operations import begin, execute
 from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, stopped, unexpected
 from turbofno.service.logs import request_id
+from turbofno.service.pipeline.admission import UNCOUNTED
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -115,7 +116,7 @@ class Exchange(Body):
         call = self.call
         return (
             self.complete and self.keep_alive and self.chunked and not self._expects_continue
-            and call.admitted is not None and call.declared_bytes is not None
+            and call.admitted is not UNCOUNTED and call.declared_bytes is not None
         )  # fmt: skip
 
     @property
@@ -138,25 +139,23 @@ class Exchange(Body):
     def find_place(self) -> memoryview | None:
         """Return the new `place` of the body, whose bytes are then held; None if much is held already, or there is no room."""
         call = self.call
-        size, start, admitted = call.declared_bytes, call.aligned_at, call.admitted
+        size, start = call.declared_bytes, call.aligned_at
         assert size is not None
         assert start is not None
-        assert admitted is not None
-        if not admitted.fits_easily(size):
+        if not call.admitted.fits_easily(size):
             return None
         try:
             place = call.context.engine.buffer(size, aligned_at=start)
         except ServiceError:
             # The request is refused if there is still no room when its body has come.
             return None
-        admitted.hold(size)
+        call.admitted.hold(size)
         self.place = heap_buffer(size, start) if place is None else place
         return self.place
 
     def leave_place(self) -> None:
         """Hold only the bytes in pieces."""
         self.place = None
-        assert self.call.admitted is not None
         self.call.admitted.hold(self.size)
 
     def begin(self) -> Reply | None:
@@ -167,7 +166,7 @@ class Exchange(Body):
     def start(self) -> None:
         """Serve the request; at once, if its body is complete and its operation only waits for the engine."""
         edge, call = self._edge, self.call
-        if self.complete and call.admitted is not None and call.operation.queued:
+        if self.complete and call.admitted is not UNCOUNTED and call.operation.queued:
             task = EagerTask(self._run(), edge.tasks.discard)
             if not task.ended:
                 self._task = task

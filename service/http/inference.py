@@ -50,23 +50,9 @@ async def run_model(
         heavy = fields.size + inside > _HEAVY_VALUES
         fields = await offload(heavy, to_network, fields, served.config)
         call.note("decode", started)
-    work = call.context.engine.predict(
-        PredictRequest(
-            model=served.name,
-            # The version that the fields were checked against, even if a newer one is loaded meanwhile.
-            version=served.version,
-            config=served.config,
-            fields=fields,
-            request_id=call.request_id,
-            trace=call.trace,
-            vjp=vjp,
-            priority=priority,
-            client=call.caller.name,
-            client_max_fields=call.caller.max_fields,
-            deadline=deadline(call, seconds),
-        )
-    )
-    assert call.admitted is not None
+    request = engine_request(call, fields, seconds)
+    request.priority, request.vjp, request.trace = priority, vjp, call.trace
+    work = call.context.engine.predict(request)
     call.context.admission.enter_queue(call.admitted)
     result = await work
     call.fields = len(fields)
@@ -94,14 +80,24 @@ def _hold_interpolated(call: Call, count: int, output_grid: Grid) -> None:
             f"{count} fields on the {OUTPUT_GRID} {list(output_grid)} take {size} bytes, more than the limit of {most} "
             f"({env_name('max_inflight_bytes')}): send fewer, or ask for a coarser grid"
         )
-    assert call.admitted is not None
     call.admitted.hold_more(size)
 
 
-def deadline(call: Call, seconds: float | None) -> float:
-    """Latest start of the work on the monotonic clock: `seconds` from now, at most the server's limit."""
+def engine_request(call: Call, fields: Fields, seconds: float | None) -> PredictRequest:
+    """The engine's request for these fields, which is to start within `seconds`, and at most the server's limit."""
+    served, caller = call.served, call.caller
     allowed = call.context.settings.request_deadline_seconds
-    return time.monotonic() + (allowed if seconds is None else min(allowed, seconds))
+    return PredictRequest(
+        model=served.name,
+        # The version that the fields were checked against, even if a newer one is loaded meanwhile.
+        version=served.version,
+        config=served.config,
+        fields=fields,
+        request_id=call.request_id,
+        client=caller.name,
+        client_max_fields=caller.max_fields,
+        deadline=time.monotonic() + (allowed if seconds is None else min(allowed, seconds)),
+    )
 
 
 def count_warnings(call: Call, warnings: Iterable[AnswerWarning]) -> tuple[str, ...]:

@@ -69,14 +69,10 @@ OPERATIONS: list[Operation] = []
 )  # fmt: skip
 async def infer(call: Call) -> Reply:
     """Infer; JSON or binary tensors both ways, whatever Content-Type says."""
-    settings, served, admitted = call.context.settings, call.served, call.admitted
+    settings, served = call.context.settings, call.served
     header, raw_shape = call.parameters
-    assert admitted is not None
-    if header is None:
-        limit, setting = settings.max_json_bytes, "max_json_bytes"
-    else:
-        limit, setting = settings.max_body_bytes, "max_body_bytes"
-    body = await read_body(call, admitted, limit=limit, setting=setting)
+    setting = "max_json_bytes" if header is None else "max_body_bytes"
+    body = await read_body(call, limit=getattr(settings, setting), setting=setting)
     started = time.perf_counter()
     json_length = _json_length(header, len(body), settings)
     given = body, None if header is None else json_length, raw_shape, served

@@ -19,7 +19,6 @@ from turbofno.service.http.oip_openapi import TAG
 from turbofno.service.http.openapi import errors
 from turbofno.service.http.route import route
 from turbofno.service.http.trust import trust_status
-from turbofno.service.pipeline.admission import Admitted
 from turbofno.service.settings import env_name
 from turbofno.service.version import VERSION
 
@@ -321,6 +320,6 @@ async def _control_parameters(call: Call) -> dict[str, Any]:
 
 
 async def _control_body(call: Call) -> dict[str, Any]:
-    # Admitted in any case: operators need these routes when the service is full.
-    body = await read_body(call, Admitted(), limit=_CONTROL_BYTES, setting=None)
+    # Not counted: operators need these routes when the service is full.
+    body = await read_body(call, limit=_CONTROL_BYTES, setting=None)
     return parse_object(body) if len(body) else {}

@@ -23,7 +23,6 @@ from turbofno.service.http.call import Call, ClientLeft, Operation, Reply, Targe
 from turbofno.service.http.guard import is_preflight, preflight
 from turbofno.service.http.parameters import read_query
 from turbofno.service.http.problems import no_route, not_allowed, options, problem, unexpected
-from turbofno.service.logs import request_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -111,15 +110,11 @@ def begin(call: Call) -> Reply | None:
                 return preflight()
         if call.context.keys is not None:
             call.context.keys.check(call)
-        return _admit(call, call.target)
-    except Exception as error:
-        token = request_id.set(call.request_id)
-        try:
-            return (
-                problem(call.path, error) if isinstance(error, ServiceError) else unexpected(call)
-            )
-        finally:
-            request_id.reset(token)
+        return _admit(call)
+    except ServiceError as error:
+        return problem(call, error)
+    except Exception:
+        return unexpected(call)
 
 
 async def execute(call: Call) -> Reply:
@@ -131,7 +126,7 @@ async def execute(call: Call) -> Reply:
             reply.body = (await anext(reply.stream),)
             reply.size = len(reply.body[0])
     except ServiceError as error:
-        return problem(call.path, error)
+        return problem(call, error)
     except ClientLeft:
         raise
     except Exception:
@@ -139,7 +134,8 @@ async def execute(call: Call) -> Reply:
     return reply
 
 
-def _admit(call: Call, target: Target) -> Reply | None:
+def _admit(call: Call) -> Reply | None:
+    target = call.target
     operations = target.operations
     if operations is None:
         call.operation = _FASTAPI

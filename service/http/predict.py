@@ -159,7 +159,6 @@ async def fields_reply(
 def success_reply(call: Call, headers: Headers, body: Sequence[Bytes]) -> Reply:
     """A successful reply; the request then holds its bytes instead of the body's."""
     reply = Reply(200, headers, body)
-    assert call.admitted is not None
     call.admitted.hold_answer(reply.size)
     return reply
 
@@ -185,13 +184,11 @@ async def read_arrays(
     decode: Callable[[memoryview, Codec, Served, int], tuple[Fields, T]],
 ) -> tuple[Fields, T]:
     """Read the body and `decode` it into fields, whose bytes the request then holds. Raises as read_body and `decode` do."""
-    settings, admitted = call.context.settings, call.admitted
-    assert admitted is not None
+    setting, light = "max_body_bytes", BINARY_BYTES
     if codec is JSON:
-        limit, setting, light = settings.max_json_bytes, "max_json_bytes", JSON_BYTES
-    else:
-        limit, setting, light = settings.max_body_bytes, "max_body_bytes", BINARY_BYTES
-    body = await read_body(call, admitted, limit=limit, setting=setting)
+        setting, light = "max_json_bytes", JSON_BYTES
+    limit = getattr(call.context.settings, setting)
+    body = await read_body(call, limit=limit, setting=setting)
     started = time.perf_counter()
     # A small archive can inflate up to the limit.
     if codec is NPZ or len(body) > light:
@@ -199,7 +196,7 @@ async def read_arrays(
     else:
         fields, about = decode(body, codec, call.served, limit)
     # An archive's fields can be far larger than its body.
-    admitted.hold(max(len(body), fields.nbytes))
+    call.admitted.hold(max(len(body), fields.nbytes))
     call.note("decode", started)
     return fields, about
 

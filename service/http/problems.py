@@ -46,16 +46,16 @@ def form_of(path: str) -> tuple[str, type[Problem | Error]]:
     return MEDIA_TYPE, Problem
 
 
-def problem(path: str, error: ServiceError) -> Reply:
-    """The reply to `error`, in the format of `path`."""
-    media_type, form = form_of(path)
+def problem(call: Call, error: ServiceError) -> Reply:
+    """The reply to `error`, in the format of the request's path."""
+    media_type, form = form_of(call.path)
     document: Problem | Error
     if form is Error:
         document = Error(_text(error.message))
     else:
         document = Problem(
             f"urn:turbofno:problem:{error.slug}", error.title, error.status, _text(error.message),
-            _text(path), request_id.get(),
+            _text(call.path), call.request_id,
         )  # fmt: skip
     headers = encoded({"Content-Type": media_type, **error.headers})
     return Reply(error.status, headers, (msgspec.json.encode(document),))
@@ -63,9 +63,11 @@ def problem(path: str, error: ServiceError) -> Reply:
 
 def unexpected(call: Call) -> Reply:
     """Log the exception being handled; return a reply with the request id and no detail of the exception."""
+    token = request_id.set(call.request_id)
     logger.exception("unexpected failure of %s %s", call.method, shown_path(call))
+    request_id.reset(token)
     return problem(
-        call.path,
+        call,
         ServiceError(
             "the server failed on this request; its log has the cause under request id "
             f"{call.request_id}"
@@ -76,7 +78,7 @@ def unexpected(call: Call) -> Reply:
 def stopped(call: Call) -> Reply:
     """The reply to a request that is cancelled because the process ends."""
     return problem(
-        call.path,
+        call,
         Unavailable(
             "the service stopped before it had answered; retry, another instance may answer",
             retry_after=1.0,

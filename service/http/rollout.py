@@ -15,7 +15,6 @@ from turbofno.service.engine.interface import (
     Fields,
     Frame,
     ModelStatus,
-    PredictRequest,
     RolloutRequest,
     status_of,
     unread_bytes,
@@ -30,7 +29,7 @@ from turbofno.service.http.frame_stream import (
     accepted_format,
     stream,
 )
-from turbofno.service.http.inference import count_warnings, deadline
+from turbofno.service.http.inference import count_warnings, engine_request
 from turbofno.service.http.parameters import Parameter, integer, seconds_allowed
 from turbofno.service.http.predict import alignment, fields_reply, read_fields, status_headers
 from turbofno.service.http.route import route
@@ -94,9 +93,7 @@ class Parameters(NamedTuple):
     every: int
     seconds: float | None
     reader: Codec
-    writer: Codec | None
-    """None: the frames are streamed."""
-    streamed: StreamFormat | None
+    writer: Codec | StreamFormat
 
 
 def _parse(call: Call, given: Mapping[str, Any]) -> Parameters:
@@ -104,15 +101,13 @@ def _parse(call: Call, given: Mapping[str, Any]) -> Parameters:
     frames, accept = given["frames"], call.header(b"accept")
     reader = codec_for_body(call.header(b"content-type"))
     call.aligned_at = alignment(reader)
-    streamed = accepted_format(accept or "")
     return Parameters(
         given["start"],
         given["steps"],
         _EVERY[frames] if frames in _EVERY else int(frames),
         seconds_allowed(call),
         reader,
-        None if streamed else codec_for_answer(accept, request=reader),
-        streamed,
+        accepted_format(accept or "") or codec_for_answer(accept, request=reader),
     )
 
 
@@ -161,24 +156,13 @@ OPERATIONS: list[Operation] = []
 async def rollout(call: Call) -> Reply:
     """Run the model on its own output, on the device, until step `steps`."""
     parameters: Parameters = call.parameters
-    context, served, admitted = call.context, call.served, call.admitted
-    assert admitted is not None
-    config, engine = served.config, context.engine
+    served, config, engine = call.served, call.served.config, call.context.engine
     fields, form = await read_fields(call, parameters.reader)
     if not len(fields):
         raise BadRequest("a rollout needs at least one field")
     call.fields = len(fields)
     job = RolloutRequest(
-        PredictRequest(
-            model=served.name,
-            version=served.version,
-            config=config,
-            fields=fields,
-            request_id=call.request_id,
-            client=call.caller.name,
-            client_max_fields=call.caller.max_fields,
-            deadline=deadline(call, parameters.seconds),
-        ),
+        engine_request(call, fields, parameters.seconds),
         last=parameters.last,
         start=parameters.start,
         every=parameters.every,
@@ -191,22 +175,21 @@ async def rollout(call: Call) -> Reply:
     def warnings_of(frame: Frame) -> tuple[str, ...]:
         return count_warnings(call, frame_warnings.of(frame))
 
-    if parameters.streamed is not None:
+    writer = parameters.writer
+    if isinstance(writer, StreamFormat):
         # The body, the state on the device, and frames that the client has not read yet.
-        admitted.hold(2 * fields.nbytes + unread_bytes(fields))
+        call.admitted.hold(2 * fields.nbytes + unread_bytes(fields))
         about = _about(config, job, status_of(config, engine))
         headers = [
-            (b"content-type", parameters.streamed.media_type.encode()),
+            (b"content-type", writer.media_type.encode()),
             *served.headers,
             # Keeps proxies from buffering frames.
             (b"cache-control", b"no-store"),
             (b"x-accel-buffering", b"no"),
             *status_headers(served.no_trust_reason, warnings),
         ]
-        events = stream(engine.rollout(job), parameters.streamed, about, warnings_of)
+        events = stream(engine.rollout(job), writer, about, warnings_of)
         return Reply(200, headers, stream=events)
-    writer = parameters.writer
-    assert writer is not None
     _hold_frames(call, job, writer)
     async with aclosing(engine.rollout(job)) as progress:
         frames = [one async for one in progress if one.fields is not None]
@@ -258,7 +241,6 @@ def _hold_frames(call: Call, job: RolloutRequest, codec: Codec) -> None:
             f"({env_name('max_inflight_bytes')}): ask for fewer frames (frames=), or for a stream "
             f"(Accept: {RECORDS.media_type})"
         )
-    assert call.admitted is not None
     call.admitted.hold(2 * fields.nbytes + size)
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 from turbofno.service.errors import PayloadTooLarge, Unavailable
 from turbofno.service.settings import env_name
@@ -58,22 +58,13 @@ class Admitted:
         model: str = "",
         slot: tuple[str, str] | None = None,
     ) -> None:
-        """`counted` are what its bytes are part of; `slot` is model and version of the queue, None once it is released.
-
-        Without arguments nothing is counted: for small bodies that are read even when the limits are reached.
-        """
+        """`counted` are what its bytes are part of; `slot` is model and version of the queue, None once it is released."""
         self._admission = admission
         self._counted = counted
         self._model = model
         self.slot = slot
         self._held = 0
         self._left = admission is None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.leave()
 
     def leave(self) -> None:
         """Release everything at the end of the request. Idempotent."""
@@ -112,6 +103,10 @@ class Admitted:
         self._held = size
         for counted in self._counted:
             counted.held += more
+
+
+UNCOUNTED = Admitted()
+"""Of requests without fields: their small bodies are read even when the limits are reached."""
 
 
 class Admission:

@@ -79,10 +79,6 @@ class Batcher:
         self._queues: dict[Bucket, _Queue] = {}
         self._lowered: dict[Bucket, int] = {}
 
-    def __len__(self) -> int:
-        """Number of tickets waiting in whole or in part."""
-        return sum(len(lane) for queue in self._queues.values() for lane in queue.lanes.values())
-
     def add(self, *tickets: Ticket) -> None:
         """Append tickets of one kind to their lane."""
         kind = tickets[0].kind

@@ -25,13 +25,15 @@ from turbofno.service.errors import NotFound, ServiceError, Unavailable
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.processes import joining
 from turbofno.service.processes.engine_link import EngineLink
+from turbofno.service.processes.memory import SlotMemory
 from turbofno.service.processes.messages import Peer, QueueState
 from turbofno.service.processes.rollout_ring import copy_completely, ring_size
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from turbofno.service.processes.memory import SlotMemory
+    from turbofno.service.metrics import Metrics
+    from turbofno.service.settings import Settings
 
 _MAX_CONFIGS = 256
 """Number of configurations kept, including those of models reloaded since."""
@@ -64,21 +66,15 @@ class RemoteEngine:
     For the event loop only.
     """
 
-    def __init__(
-        self,
-        identity: bytes,
-        memory: SlotMemory,
-        queue: EngineQueue,
-        *,
-        engines: int,
-        most_joined: int,
-    ) -> None:
-        """`engines` is their number when all are up; see EngineLink for `most_joined`."""
+    def __init__(self, identity: bytes, settings: Settings, metrics: Metrics) -> None:
+        """`identity` is that of the front end; `settings` name the devices of all engines."""
         self._identity = identity
-        self._engines = engines
-        self._most_joined = most_joined
-        self._memory = memory
-        self._queue = queue
+        self._engines = len(settings.devices or (settings.device,))
+        """Their number when all are up."""
+        self._most_joined = joining.most_joined(settings)
+        self.memory = memory = SlotMemory(settings.shared_memory_bytes)
+        metrics.shared_memory.set_function(lambda: memory.used_bytes)
+        self.queue = EngineQueue(settings, metrics)
         self._links: dict[Peer, EngineLink] = {}
         self._configs: dict[str, ModelConfig] = {}
         """By digest: one object for all engines, as long as any of them serves it."""
@@ -102,7 +98,7 @@ class RemoteEngine:
                 self._links[peer] = EngineLink(
                     peer.endpoint,
                     self._identity,
-                    self._memory,
+                    self.memory,
                     most_joined=self._most_joined,
                     digest_of=self._digest_of,
                     on_state=self._on_state,
@@ -129,7 +125,7 @@ class RemoteEngine:
 
     def buffer(self, size: int, *, aligned_at: int = 0) -> memoryview | None:
         # Small fields are copied there when requests are joined.
-        return None if size <= joining.MOST_BYTES else self._memory.buffer(size, aligned_at)
+        return None if size <= joining.MOST_BYTES else self.memory.buffer(size, aligned_at)
 
     def config(self, model: str, version: str | None = None) -> ModelConfig:
         config = self._serving.get((model, version))
@@ -149,7 +145,7 @@ class RemoteEngine:
     async def predict(self, request: PredictRequest) -> PredictResult:
         config = request.config = request.config or self.config(request.model, request.version)
         fields = request.fields
-        if fields.nbytes > joining.MOST_BYTES and not self._memory.contains(fields):
+        if fields.nbytes > joining.MOST_BYTES and not self.memory.contains(fields):
             request.fields = await self._to_shared_memory(fields)
         return await self._least_busy(config).predict(request)
 
@@ -157,8 +153,8 @@ class RemoteEngine:
         initial = request.initial
         config = initial.config = initial.config or self.config(initial.model, initial.version)
         places_wanted = ring_size(initial.fields.nbytes, request.last - request.start)
-        ring = self._memory.array((places_wanted, *initial.fields.shape))
-        if not self._memory.contains(initial.fields):
+        ring = self.memory.array((places_wanted, *initial.fields.shape))
+        if not self.memory.contains(initial.fields):
             initial.fields = await self._to_shared_memory(initial.fields)
         async with aclosing(self._least_busy(config).rollout(request, ring)) as frames:
             async for frame in frames:
@@ -188,7 +184,7 @@ class RemoteEngine:
 
     async def _to_shared_memory(self, fields: Fields) -> Fields:
         """Copy fields that were parsed or converted elsewhere."""
-        copy = self._memory.array(fields.shape)
+        copy = self.memory.array(fields.shape)
         await copy_completely(copy, fields)
         return copy
 
@@ -253,7 +249,7 @@ class RemoteEngine:
             self._links_of[id(config)] = same or serving
 
     def _on_queue(self) -> None:
-        self._queue.update([link.queue for link in self._links.values()])
+        self.queue.update([link.queue for link in self._links.values()])
 
 
 def _restarting(status: ModelStatus) -> ModelStatus:

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import generate_latest
 
-from turbofno.service.processes.joining import most_joined
-from turbofno.service.processes.memory import SlotMemory
-from turbofno.service.processes.remote_engine import EngineQueue, RemoteEngine
+from turbofno.service.processes.remote_engine import RemoteEngine
 from turbofno.service.processes.start import engine_settings
 from turbofno.service.processes.supervisor import OWN_FRONT_END, Supervisor
 
@@ -28,20 +26,13 @@ class SupervisedEngine(RemoteEngine):
     """
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
-        engines = engine_settings(settings)
-        self.queue = EngineQueue(settings, metrics)
-        memory = SlotMemory(settings.shared_memory_bytes)
-        metrics.shared_memory.set_function(lambda: memory.used_bytes)
-        super().__init__(
-            OWN_FRONT_END,
-            memory,
-            self.queue,
-            engines=len(engines),
-            most_joined=most_joined(settings),
-        )
+        super().__init__(OWN_FRONT_END, settings, metrics)
         self._metrics = metrics
         self._supervisor = Supervisor(
-            settings, engines=engines, frontends=[], on_engines=self._on_engines
+            settings,
+            engines=engine_settings(settings),
+            frontends=[],
+            on_engines=self._on_engines,
         )
         self._running: asyncio.Task[int] | None = None
         self._closed = False

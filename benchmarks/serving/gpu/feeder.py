@@ -15,10 +15,8 @@ import uvloop
 
 from turbofno.service.engine.interface import PredictRequest
 from turbofno.service.metrics import Metrics
-from turbofno.service.processes.joining import most_joined
-from turbofno.service.processes.memory import SlotMemory
 from turbofno.service.processes.messages import Peer
-from turbofno.service.processes.remote_engine import EngineQueue, RemoteEngine
+from turbofno.service.processes.remote_engine import RemoteEngine
 from turbofno.service.settings import Settings
 
 _WARM_UP_SECONDS = 0.5
@@ -28,11 +26,7 @@ async def main() -> None:
     """Send requests; print the number of answers in the measured seconds and in total, and the CPU time."""
     endpoint, name, model, side, concurrency, seconds, max_batch = sys.argv[1:]
     settings, n = Settings(max_batch_size=int(max_batch)), int(side)
-    memory = SlotMemory(settings.shared_memory_bytes)
-    queue = EngineQueue(settings, Metrics())
-    engine = RemoteEngine(
-        name.encode(), memory, queue, engines=1, most_joined=most_joined(settings)
-    )
+    engine = RemoteEngine(name.encode(), settings, Metrics())
     engine.set_engines([Peer(b"engine", endpoint)])
     while not engine.ready:  # noqa: ASYNC110 - it has no event for that
         await asyncio.sleep(0.02)
