@@ -22,7 +22,8 @@ from benchmarks.serving.measure import (
     rows,
 )
 from benchmarks.serving.processes import split_cores
-from benchmarks.serving.servers import SERVERS, Server, install
+from benchmarks.serving.report import best_peer
+from benchmarks.serving.servers import OURS, SERVERS, Server, install
 from benchmarks.timing import print_table, save
 from turbofno.models.zoo import TRAINED
 
@@ -36,16 +37,32 @@ HEAVY_PLANS = [Plan("binary", 64, (1, 32), (0.5,))]
 _SHOWN = ("load", "offered/s", "fields/s", "p50 ms", "p99 ms", "CPU ms/field", "errors")
 
 
-def measure(server: Server, light: Path, cores: set[int], pace: Pace) -> list[Row]:
+def measure(
+    server: Server, checkpoints: dict[Path, list[Plan]], cores: set[int], pace: Pace
+) -> list[Row]:
     """All rows of one server, or one row with the reason if it cannot be measured."""
     found: list[Row] = []
     try:
-        for checkpoint, plans in ((light, LIGHT_PLANS), (TRAINED / HEAVY, HEAVY_PLANS)):
+        for checkpoint, plans in checkpoints.items():
             found += rows(server, checkpoint, plans, cores=cores, pace=pace)
     except (ServerFailed, OSError) as error:
         print(f"\n{server.name}: left out: {error}")
         found.append({"server": server.name, "failed": str(error).splitlines()[0]})
     return found
+
+
+def at_the_peers_half(
+    found: list[Row], checkpoints: dict[Path, list[Plan]]
+) -> dict[Path, list[Plan]]:
+    """Plans with one load each: half the peak of the best peer that batches."""
+    return {
+        checkpoint: [
+            Plan(plan.body, plan.side, peers_half=peer["fields/s"] / 2)
+            for plan in plans
+            if (peer := best_peer(found, checkpoint.name, plan.body, plan.side)) is not None
+        ]
+        for checkpoint, plans in checkpoints.items()
+    }
 
 
 def forward_rows(light: Path, cores: set[int]) -> list[Row]:
@@ -97,13 +114,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_light(Path(folder))
         light = Path(folder) / LIGHT
+        checkpoints = {light: LIGHT_PLANS, TRAINED / HEAVY: HEAVY_PLANS}
         found = [row for side in (64, 128) for row in generator_rows(side, cores, pace)]
         found += forward_rows(light, cores)
         for server in chosen:
-            of = measure(server, light, cores, pace)
+            of = measure(server, checkpoints, cores, pace)
             show(of, LIGHT_PLANS, LIGHT)
             show(of, HEAVY_PLANS, HEAVY)
             found += of
+        # Once their peaks are known.
+        for server in chosen:
+            if server.name.startswith(OURS):
+                found += measure(server, at_the_peers_half(found, checkpoints), cores, pace)
     print(f"\ntook {time.monotonic() - began:.0f} s")
     if arguments.only is None:
         print(

@@ -23,6 +23,8 @@ from benchmarks.serving.servers import ARITHMETIC, ROOT, Place, Server, environm
 Row = dict[str, Any]
 T = TypeVar("T")
 
+PEERS_HALF = "open, half of the best peer's peak"
+
 _START_SECONDS = 90.0
 _SETTLE_SECONDS = 2.0
 """A server is ready after it has answered for this long without an error. Ray Serve's proxy drops its connections once,
@@ -32,12 +34,16 @@ _OPEN_CONNECTIONS = 512
 
 @dataclass(frozen=True)
 class Plan:
-    """Loads with one body format and size. Open loops offer `open_shares` times the best closed-loop rate."""
+    """Loads with one body format and size.
+
+    Open loops offer `open_shares` times the best closed-loop rate; one more offers `peers_half`, half the best peer's rate.
+    """
 
     body: str
     side: int
-    connections: tuple[int, ...]
+    connections: tuple[int, ...] = ()
     open_shares: tuple[float, ...] = ()
+    peers_half: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -164,8 +170,10 @@ def _plan_rows(target: Target, plan: Plan, process: ServerProcess, pace: Pace) -
         raise ServerFailed(
             f"no right answer in a closed loop of {pace.measured:g} s ({plan.body}, {plan.side}x{plan.side})"
         )
-    for share in plan.open_shares:
-        rate = share * best
+    offered = {f"open, {share:g} of peak": share * best for share in plan.open_shares}
+    if plan.peers_half:
+        offered[PEERS_HALF] = plan.peers_half
+    for name, rate in offered.items():
         wait_until_right(target, process)
         phase = open_loop(
             target,
@@ -176,7 +184,7 @@ def _plan_rows(target: Target, plan: Plan, process: ServerProcess, pace: Pace) -
         )
         (load, late), cpu = _with_cpu(phase, process)
         figures = _figures(load, cpu)
-        yield {"load": f"open, {share:g} of peak", "offered/s": rate, **figures, "late ms": late}
+        yield {"load": name, "offered/s": rate, **figures, "late ms": late}
 
 
 def _figures(load: Load, cpu_seconds: float) -> Row:

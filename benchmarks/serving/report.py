@@ -6,11 +6,11 @@ from itertools import groupby
 from typing import Any
 
 from benchmarks.page import cell, markdown
+from benchmarks.serving.measure import PEERS_HALF
+from benchmarks.serving.servers import BARE, OURS
 
 Row = dict[str, Any]
 
-_OURS = "turbofno"
-_BARE = "bare uvicorn + torch"
 _COLUMNS = (
     *("server", "best fields/s", "CPU ms/field", "p50 ms, 1 client", "half load p50 ms"),
     *(
@@ -80,23 +80,30 @@ def _line(name: str, rows: list[Row]) -> list[object]:
     return line
 
 
+def best_peer(rows: list[Row], model: str, body: str, side: int) -> Row | None:
+    """The row with the most fields/s of the peers that batch; None if none was measured."""
+    key = {"model": model, "body": body, "side": side}
+    of_peers = [
+        row
+        for row in rows
+        if key.items() <= row.items() and not row["server"].startswith((OURS, BARE))
+    ]
+    return _best(of_peers) if of_peers else None
+
+
 def _ratios(servers: dict[str, list[Row]]) -> list[str]:
     """A line with our rate and p99 relative to the best peer that batches."""
-    peers = {name: of for name, of in servers.items() if not name.startswith((_OURS, _BARE))}
-    if _OURS not in servers or not peers:
+    rows = [row for of in servers.values() for row in of]
+    peer = best_peer(rows, rows[0]["model"], rows[0]["body"], rows[0]["side"])
+    if OURS not in servers or peer is None:
         return []
-    ours = servers[_OURS]
-    fastest = max(peers, key=lambda name: float(_best(peers[name])["fields/s"]))
-    gain = _best(ours)["fields/s"] / _best(peers[fastest])["fields/s"]
-    text = f"turbofno: {cell(gain)}x the fields/s of the best peer ({fastest})"
-    halves = {name: _at(of, "open, 0.5 of peak").get("p99 ms") for name, of in peers.items()}
-    known = {name: p99 for name, p99 in halves.items() if p99 is not None}
-    own = _at(ours, "open, 0.5 of peak").get("p99 ms")
-    if known and own is not None:
-        calmest = min(known, key=lambda name: float(known[name]))
-        text += (
-            f"; p99 at half load {cell(own / known[calmest])}x that of the best peer ({calmest})"
-        )
+    ours = servers[OURS]
+    gain = _best(ours)["fields/s"] / peer["fields/s"]
+    text = f"turbofno: {cell(gain)}x the fields/s of the best peer ({peer['server']})"
+    own = _at(ours, PEERS_HALF).get("p99 ms")
+    its = _at(servers[peer["server"]], "open, 0.5 of peak").get("p99 ms")
+    if own is not None and its is not None:
+        text += f"; at half that peer's peak, p99 {cell(own)} ms, {cell(own / its)}x its own"
     return [f"{text}.", ""]
 
 
@@ -141,7 +148,7 @@ def _limits(rows: list[Row]) -> list[str]:
 
 def _above(forward: Row, rows: list[Row]) -> float | None:
     """Milliseconds by which our p50 for one client and binary bodies exceeds that of the module."""
-    wanted = {"server": _OURS, "model": forward["model"], "side": forward["side"]}
+    wanted = {"server": OURS, "model": forward["model"], "side": forward["side"]}
     wanted |= {"body": "binary", "load": "closed, 1"}
     for row in rows:
         if wanted.items() <= row.items() and row["p50 ms"] is not None:

@@ -93,10 +93,11 @@ def _bentoml(place: Place) -> list[str | Path]:
     ]
 
 
+OURS, BARE = "turbofno", "bare uvicorn + torch"
 SERVERS = (
-    Server("turbofno", forms.TURBOFNO, _turbofno()),
-    Server("turbofno --frontends 1", forms.TURBOFNO, _turbofno("--frontends", "1")),
-    Server("bare uvicorn + torch", forms.PLAIN, lambda _: [sys.executable, "-m", f"{_PEERS}.bare"]),
+    Server(OURS, forms.TURBOFNO, _turbofno()),
+    Server(f"{OURS} --frontends 1", forms.TURBOFNO, _turbofno("--frontends", "1")),
+    Server(BARE, forms.PLAIN, lambda _: [sys.executable, "-m", f"{_PEERS}.bare"]),
     Server(
         "LitServe 0.2.19",
         forms.LITSERVE,

@@ -76,6 +76,15 @@ def read(file: Path = FILE) -> Record:
     return json.loads(file.read_text()) if file.is_file() else {}
 
 
+def passed(record: Record, sources: dict[str, str], run: Record) -> dict[str, dict[str, int]]:
+    """Return the parts that passed in the last run on as many cards, if sources, cards, PyTorch and CUDA are those of `run`."""
+    last = record.get("runs", {}).get(str(len(run["cards"])), {"parts": {}})
+    same = last.get("sources") == digest(sources) and all(
+        last[name] == run[name] for name in ("cards", "torch", "cuda")
+    )
+    return {name: part for name, part in last["parts"].items() if same and not part["failed"]}
+
+
 def covers(record: Record, sources: dict[str, str]) -> str:
     """Return one line: the results of the last runs, and which sources have changed since."""
     if not record:

@@ -1,7 +1,8 @@
 """All GPU tests: `make test-gpu`. Passes only if every part ran and passed.
 
 Parts run in parallel if there are enough cores. The output of a part is printed when it ends, and the record (record.py) is
-written; commit it.
+written; commit it. A run that is ended by SIGTERM or Ctrl-C prints what its parts found until there; `--continue` runs those
+parts that have not passed, if the record is of these sources and GPUs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
@@ -37,6 +39,9 @@ _SECOND_CARD = f"{_PIPELINE}::test_models_run_on_a_device_that_is_not_the_defaul
 _CORES_PER_PART = 2
 _MAX_SECONDS = 540  # of a part
 _LAST_WORDS_SECONDS = 15  # of one that is stopped
+_ENDING = threading.Event()
+"""Set once the run is to end: no part starts any more."""
+_RUNNING: set[subprocess.Popen[str]] = set()
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,9 @@ class Outcome:
     how: str = "passed"
 
 
+NOT_RUN = Outcome(failed=1, how="NOT RUN to its end")
+
+
 def sanitizer() -> str | None:
     """Return compute-sanitizer from the PATH or the CUDA toolkit, or None."""
     places = [os.environ.get("PATH", "")]
@@ -84,7 +92,7 @@ def _pytest(
         "-m",
         module,
         "-q",
-        "-rs",
+        "-rfEs",
         *("-p", "no:cacheprovider"),
         # pytest-benchmark warns under pytest-xdist, and warnings are errors here
         *("-p", "no:benchmark"),
@@ -146,6 +154,8 @@ def outcome(part: Part, card: int | None = None) -> Outcome:
     if card is not None:
         environment.setdefault("CUDA_VISIBLE_DEVICES", str(card))
     began = time.monotonic()
+    if _ENDING.is_set():
+        return NOT_RUN
     with TemporaryDirectory() as folder:
         counted = Path(folder) / "counts.xml"
         asked = [f"--junitxml={counted}"] if part.counts else []
@@ -158,6 +168,8 @@ def outcome(part: Part, card: int | None = None) -> Outcome:
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
+                # What ends the runner must not end its parts, which then say nothing.
+                start_new_session=True,
             )
         except FileNotFoundError:
             return Outcome(
@@ -171,23 +183,37 @@ def outcome(part: Part, card: int | None = None) -> Outcome:
     if running.returncode == 0 and not late:
         return Outcome(passed, failed, skipped, seconds)
     passed = passed if part.counts else 0
-    how = (
-        f"STOPPED after {_MAX_SECONDS} s" if late else f"FAILED with exit code {running.returncode}"
-    )
+    how = f"FAILED with exit code {running.returncode}"
+    if late:
+        how = f"STOPPED after {_MAX_SECONDS} s"
+    elif _ENDING.is_set():
+        how = "STOPPED"
     return Outcome(passed, max(failed, 1), skipped, seconds, how)
 
 
 def _ended(running: subprocess.Popen[str]) -> tuple[str, bool]:
     """Return what a part printed, and whether it was stopped; pytest then prints the failures until there."""
+    _RUNNING.add(running)
+    if _ENDING.is_set():
+        running.send_signal(signal.SIGINT)
     try:
         return running.communicate(timeout=_MAX_SECONDS)[0], False
     except subprocess.TimeoutExpired:
         running.send_signal(signal.SIGINT)
+    finally:
+        _RUNNING.discard(running)
     try:
         return running.communicate(timeout=_LAST_WORDS_SECONDS)[0], True
     except subprocess.TimeoutExpired:
         running.kill()
         return running.communicate()[0], True
+
+
+def end(*_: object) -> None:
+    """End the run: its parts say what they found."""
+    _ENDING.set()
+    for running in tuple(_RUNNING):
+        running.send_signal(signal.SIGINT)
 
 
 def _counts(file: Path) -> tuple[int, int, int]:
@@ -218,6 +244,9 @@ def main() -> None:
     """Run every part, also after a failure; print one line for each and write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--record", type=Path, default=record.FILE, help="the file to write")
+    parser.add_argument(
+        "--continue", action="store_true", dest="go_on", help="leave out what has passed"
+    )
     arguments = parser.parse_args()
     print(report())
     if not torch.cuda.is_available():
@@ -235,8 +264,17 @@ def main() -> None:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
     }
-    outcomes = {part.name: Outcome(failed=1, how="NOT RUN to its end") for part in parts()}
-    for name, how in run_all(parts(), at_once=at_once, cards=len(cards)):
+    passed = record.passed(record.read(arguments.record), sources, run) if arguments.go_on else {}
+    outcomes = {
+        part.name: Outcome(**passed[part.name], how="passed before")
+        if part.name in passed
+        else NOT_RUN
+        for part in parts()
+    }
+    left = [part for part in parts() if part.name not in passed]
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    for name, how in run_all(left, at_once=at_once, cards=len(cards)):
         outcomes[name] = how
         # after each part, so that an interrupted run leaves its results
         recorded = {part: _recorded(found) for part, found in outcomes.items()}

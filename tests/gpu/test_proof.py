@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,31 @@ def test_a_part_that_is_stopped_says_what_it_found(
     stopped = run.outcome(run.Part("d", [sys.executable, "-c", waits]))
     assert (stopped.failed, stopped.how) == (1, "STOPPED after 3 s")
     assert "until here" in capsys.readouterr().out
+
+
+def test_a_run_that_is_ended_says_what_its_parts_found_and_starts_no_more(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run, "_ENDING", threading.Event())
+    begun = tmp_path / "begun"
+    waits = (
+        f"import pathlib, time\ntry: pathlib.Path({str(begun)!r}).touch(); time.sleep(600)\n"
+        "except KeyboardInterrupt: print('until here')"
+    )
+    parts = [run.Part(name, [sys.executable, "-c", waits]) for name in ("now", "later")]
+
+    def end_once_it_runs() -> None:
+        while not begun.exists():
+            time.sleep(0.01)
+        run.end()
+
+    ending = threading.Thread(target=end_once_it_runs)
+    ending.start()
+    found = dict(run.run_all(parts, at_once=1, cards=1))
+    ending.join()
+    assert (found["now"].how, found["now"].failed) == ("STOPPED", 1)
+    assert found["later"] == run.NOT_RUN
+    assert capsys.readouterr().out.count("until here") == 1
 
 
 def test_tests_are_counted(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ import pytest
 
 from tests.gpu import record
 from tests.gpu import run as runner
-from tests.gpu.record import covers, digest, hashes, read, written
+from tests.gpu.record import covers, digest, hashes, passed, read, written
+
+PASSED = {"passed": 3, "failed": 0, "skipped": 0, "seconds": 1}
 
 
 @pytest.fixture
@@ -21,7 +23,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def run(*cards: str, failed: int = 0) -> record.Record:
-    parts = {"ops": {"passed": 3, "failed": failed, "skipped": 0, "seconds": 1}}
+    parts = {"ops": {**PASSED, "failed": failed}}
     return {"at": "2026-11-22T10:00:00+00:00", "cards": list(cards), "parts": parts}
 
 
@@ -46,6 +48,19 @@ def test_a_record_covers_the_tree_until_a_source_changes(tree: Path) -> None:
     assert covers(read(file), hashes(tree)) == (
         "GPU proof: passed on H100, 2026-11-22, an earlier tree; changed since: csrc/kernels/a.cu, csrc/new.h"
     )
+
+
+def test_a_run_goes_on_with_what_has_not_passed_on_the_same_tree_and_gpus(tree: Path) -> None:
+    file = tree / "proof.json"
+    here = {"cards": ["H100"], "torch": "2.11", "cuda": "13.0"}
+    parts = {"ops": PASSED, "zoo": {**PASSED, "failed": 1}}
+    written(file, hashes(tree), {**here, "at": "2026-11-22T10:00:00+00:00", "parts": parts})
+    assert passed(read(file), hashes(tree), here) == {"ops": PASSED}
+    for other in ({"cards": ["H200"]}, {"cards": ["H100", "H100"]}, {"torch": "2.12"}):
+        assert passed(read(file), hashes(tree), {**here, **other}) == {}
+    (tree / "csrc/kernels/a.cu").write_text("other")
+    assert passed(read(file), hashes(tree), here) == {}
+    assert passed({}, hashes(tree), here) == {}
 
 
 def test_many_changes_are_one_line(tree: Path) -> None:
