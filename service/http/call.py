@@ -128,7 +128,7 @@ class Call:
     steps: dict[str, float]
     """The steps that ran, of decode, queue, compute and encode, with their durations in seconds."""
     first: Call | None = None
-    """An admitted request of the connection with the same head, whose checks and parameters hold for this one too."""
+    """A request of the connection with the same head, whose checks and parameters hold for this one too."""
     span: Any = None
     trace = ""
     """W3C traceparent of the request's span; empty if not traced."""

@@ -20,6 +20,7 @@ from tests.service.tiny import tiny_config
 from turbofno.service.app import create_app
 from turbofno.service.engine.interface import PredictRequest
 from turbofno.service.http.call import Body, Call
+from turbofno.service.http.edge import Edge
 from turbofno.service.http.operations import begin, target_of
 from turbofno.service.http.shedding import BURST, LONGEST_PAUSE, SECONDS_EACH, Shedding
 from turbofno.service.metrics import Metrics
@@ -178,6 +179,30 @@ async def test_the_connection_stays_open_and_is_served_once_the_queue_has_space(
         status, headers, _ = await client.ask(Connection="close")
         assert (status, headers["connection"]) == (429, "close")
         assert await client.reader.read() == b""
+
+
+@in_loop
+async def test_the_head_of_a_refused_request_is_not_parsed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parsed: list[int] = []
+    feed = Edge._feed
+
+    def noted(self: Edge, data: bytes) -> bool:
+        parsed.append(len(data))
+        return feed(self, data)
+
+    monkeypatch.setattr(Edge, "_feed", noted)
+    async with serving() as service:
+        service.fill(CAPACITY)
+        client = await service.connect()
+        replies = [await client.ask() for _ in range(3)]
+        service.empty()
+        replies += [await client.ask() for _ in range(2)]
+        assert [reply[0] for reply in replies] == [429, 429, 429, 200, 200]
+        assert len({reply[1]["x-request-id"] for reply in replies}) == 5
+        assert len(parsed) == 1
+        assert (service.count(429), service.count(200)) == (3, 2)
 
 
 @in_loop
