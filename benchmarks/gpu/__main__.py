@@ -41,7 +41,7 @@ def _measured(part: str, bandwidth: float, arguments: argparse.Namespace) -> dic
     if part == "fft":
         from benchmarks.gpu import fft
 
-        alike = {"seconds": seconds, "quick": arguments.quick}
+        alike = {"seconds": seconds, "quick": arguments.quick, "tcfft": arguments.tcfft}
         return {x.label: partial(fft.measure, x, bandwidth, **alike) for x in fft.CASES}
     if part == "trust":
         from benchmarks.gpu import trust
@@ -126,6 +126,12 @@ def main() -> None:
         type=Path,
         metavar="FOLDER",
         help="a built checkout of github.com/shixun404/TurboFNO, for the ladder; without, it is left out",
+    )
+    parser.add_argument(
+        "--tcfft",
+        type=Path,
+        metavar="FOLDER",
+        help="a built checkout of github.com/rox906/tcFFT (benchmarks/gpu/tcfft.py), for fft; without, it is left out",
     )
     arguments = parser.parse_args()
     if unknown := set(arguments.parts) - set(PARTS):

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -19,6 +20,7 @@ import torch
 
 from benchmarks.gpu.candidates import checked_error
 from benchmarks.gpu.device import Call, ends, in_graph, milliseconds
+from benchmarks.gpu.tcfft import tcfft_milliseconds
 from turbofno_ops import _gemm
 from turbofno_ops import fft as ours
 from turbofno_ops._table_use import used_tables
@@ -205,9 +207,9 @@ def _each_kernel(
 
 
 def measure(
-    case: Case, bandwidth: float, *, seconds: float, quick: bool
+    case: Case, bandwidth: float, *, seconds: float, quick: bool, tcfft: Path | None
 ) -> Iterator[dict[str, object]]:
-    """The row of a case. Raises RuntimeError if our result is wrong."""
+    """The row of a case, in float16 beside the programs of a checkout of tcFFT. Raises RuntimeError if our result is wrong."""
     # the graphs use the tables until they are timed
     with warnings.catch_warnings(), used_tables():
         warnings.filterwarnings("ignore", "ComplexHalf support", UserWarning)
@@ -243,4 +245,7 @@ def measure(
         "torch error": torch_error,
     }
     row |= {f"{kernel} floors": times[kernel] / floor for kernel in KERNELS if kernel in times}
+    if tcfft is not None and case.precision == "fp16":
+        its = tcfft_milliseconds(tcfft, case.size, len(x))
+        row["tcFFT floors"] = None if its is None else its / floor
     yield row

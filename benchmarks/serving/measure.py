@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import sys
 import tempfile
@@ -30,6 +31,8 @@ _SETTLE_SECONDS = 2.0
 """A server is ready after it has answered for this long without an error. Ray Serve's proxy drops its connections once,
 when it first learns where the model runs."""
 _OPEN_CONNECTIONS = 512
+OPEN_RUNS = 3
+"""Runs of an open loop, of which the one with the median p99 counts: a shared machine stalls for longer than a p99 here."""
 
 
 @dataclass(frozen=True)
@@ -174,17 +177,20 @@ def _plan_rows(target: Target, plan: Plan, process: ServerProcess, pace: Pace) -
     if plan.peers_half:
         offered[PEERS_HALF] = plan.peers_half
     for name, rate in offered.items():
-        wait_until_right(target, process)
-        phase = open_loop(
-            target,
-            rate=rate,
-            connections=_OPEN_CONNECTIONS,
-            seconds=pace.measured,
-            warm_up=pace.warm_up,
-        )
-        (load, late), cpu = _with_cpu(phase, process)
-        figures = _figures(load, cpu)
-        yield {"load": name, "offered/s": rate, **figures, "late ms": late}
+        tried = []
+        for _ in range(OPEN_RUNS):
+            wait_until_right(target, process)
+            phase = open_loop(
+                target,
+                rate=rate,
+                connections=_OPEN_CONNECTIONS,
+                seconds=pace.measured,
+                warm_up=pace.warm_up,
+            )
+            (load, late), cpu = _with_cpu(phase, process)
+            tried.append({**_figures(load, cpu), "late ms": late})
+        tried.sort(key=lambda row: math.inf if row["p99 ms"] is None else row["p99 ms"])
+        yield {"load": name, "offered/s": rate, **tried[OPEN_RUNS // 2]}
 
 
 def _figures(load: Load, cpu_seconds: float) -> Row:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from benchmarks.gpu import fft as measured
 from benchmarks.gpu.fft import CASES, Case
+from benchmarks.gpu.tcfft import tcfft_milliseconds
 from benchmarks.tables import gpu_fft
 
 WHERE = {"gpu": "a card", "torch": "2", "cuda": "13", "commit": "c", "at": "2026-01-01T00:00:00"}
@@ -48,3 +50,25 @@ def test_the_table_has_floors_and_errors() -> None:
     page = "\n".join(gpu_fft([row, {**row, **missing, "transform": "rfft 61 fp16"}]))
     assert "| rfft 61 fp32 | 0.2 | 1.5 | 9 | 6x |" in page
     assert "Through torch.fft run: rfft 61 fp16." in page
+    assert "not measured here" in page
+    page = "\n".join(gpu_fft([row, {**row, "transform": "fft 256 fp16", "tcFFT floors": 2.5}]))
+    assert "| fft 256 fp16 | 0.2 | 1.5 | 9 | 6x |  | 1.5 | 2.5 |" in page
+    assert "its authors' program" in page
+
+
+def test_tcffts_program_is_run_as_its_authors_run_it(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"is not built: .*tcfft_half_speed is missing"):
+        tcfft_milliseconds(tmp_path, (256,), 64)
+    for name in ("tcfft_half_speed", "tcfft_half_2d_speed"):
+        program = tmp_path / name
+        program.write_text(
+            '#!/bin/sh\necho "$@" >&2\n[ $1 = -n512 ] && exit 1\n'
+            'case $1$2 in -n256-b64|-x512-y256) echo "n: 256, iter: 1024, time per iter: 0.000125";; esac\n'
+        )
+        program.chmod(0o755)
+    assert tcfft_milliseconds(tmp_path, (256,), 64) == pytest.approx(0.125)
+    assert tcfft_milliseconds(tmp_path, (512, 256), 64) == pytest.approx(0.125)
+    assert tcfft_milliseconds(tmp_path, (2048,), 64) is None
+    for size, batch in (((512,), 64), ((256,), 65)):
+        with pytest.raises(RuntimeError, match=f"no time of {size[0]}: .*-b{batch} -m1024"):
+            tcfft_milliseconds(tmp_path, size, batch)
