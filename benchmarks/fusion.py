@@ -9,14 +9,12 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from benchmarks.page import Row, cell, markdown, measured_on, read, times
+from benchmarks.page import Row, cell, markdown, measured_on, read, times, with_measured_part
 from benchmarks.timing import RESULTS
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "explanation" / "fusion.md"
 RESULT = "gpu_ladder.jsonl"
 PICTURES = {1: "ladder_1d.png", 2: "ladder_2d.png"}
-_BEGIN = "<!-- begin of what `python -m benchmarks.tables` writes -->"
-_END = "<!-- end of what `python -m benchmarks.tables` writes -->"
 _CALLS, _COPIES, _NO_COPIES = 5, "cuFFT+cuBLAS", "cuFFT+cuBLAS without copies"
 _OURS = ("turbofno", "turbofno, channels last")
 _PUBLISHED = "published kernel"
@@ -300,10 +298,4 @@ def section(rows: list[Row]) -> list[str]:
 def document(results: Path = RESULTS, page: Path = DOCUMENT) -> str:
     """The whole page, with its measured part from the result file if there is one."""
     file = results / RESULT
-    rows = read(file) if file.is_file() else []
-    before, begin, rest = page.read_text().partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not begin or not end:
-        raise ValueError(f"{page} lacks the marks of its measured part")
-    written = "\n".join(section(rows)).strip()
-    return f"{before}{_BEGIN}\n\n{written}\n\n{_END}{after}"
+    return with_measured_part(page, section(read(file) if file.is_file() else []))

@@ -1,4 +1,4 @@
-"""Result files as Markdown tables, for docs/benchmarks.md and docs/explanation/fusion.md."""
+"""Result files as Markdown tables, for docs/benchmarks.md and the measured parts of other pages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
+
+_BEGIN = "<!-- begin of what `python -m benchmarks.tables` writes -->"
+_END = "<!-- end of what `python -m benchmarks.tables` writes -->"
 
 
 def read(file: Path) -> list[Row]:
@@ -41,3 +44,13 @@ def cell(value: object) -> str:
     if value and abs(value) < 1e-3:
         return f"{value:.1e}"
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def with_measured_part(page: Path, lines: Iterable[str]) -> str:
+    """The text of a page with `lines` as its measured part. Raises ValueError if it lacks the marks of that part."""
+    before, begin, rest = page.read_text().partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not begin or not end:
+        raise ValueError(f"{page} lacks the marks of its measured part")
+    written = "\n".join(lines).strip()
+    return f"{before}{_BEGIN}\n\n{written}\n\n{_END}{after}"

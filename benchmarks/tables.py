@@ -1,4 +1,4 @@
-"""Write docs/benchmarks.md and the tables of docs/explanation/fusion.md: `python -m benchmarks.tables`."""
+"""Write docs/benchmarks.md and the measured parts of other pages: `python -m benchmarks.tables`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from statistics import median
 from typing import Any
 
 from benchmarks import fusion
-from benchmarks.page import Row, cell, markdown, measured_on, read, times
+from benchmarks.page import Row, cell, markdown, measured_on, read, times, with_measured_part
 from benchmarks.serving.gpu.report import serving_gpu
-from benchmarks.serving.report import serving
+from benchmarks.serving.report import serving, summary
 from benchmarks.timing import RESULTS
 from turbofno_ops import PRECISIONS
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+ROOT = Path(__file__).parents[1]
+DOCUMENT = ROOT / "docs" / "benchmarks.md"
+COMPARISONS = ROOT / "README.md", ROOT / "docs" / "explanation" / "comparison.md"
+"""Pages with the summary of the servers."""
 PICTURE = "gpu_heatmap.png"
 _PEER_ERRORS = ("eager", "torch.compile")
 _ISSUED = ("eager, call", "eager, graph")
@@ -503,11 +506,21 @@ def document(results: Path = RESULTS) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def pages() -> dict[Path, str]:
+    """Every page that has results, and its text."""
+    servers = summary(read(RESULTS / "serving.jsonl"))
+    return {
+        DOCUMENT: document(),
+        fusion.DOCUMENT: fusion.document(),
+        **{page: with_measured_part(page, servers) for page in COMPARISONS},
+    }
+
+
 def main() -> None:
     """Write the pages."""
-    for page, text in ((DOCUMENT, document()), (fusion.DOCUMENT, fusion.document())):
+    for page, text in pages().items():
         page.write_text(text)
-        print(f"written to {page.relative_to(DOCUMENT.parents[1])}")
+        print(f"written to {page.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -36,16 +36,39 @@ def serving(lines: list[Row]) -> list[str]:
         "[Comparison](explanation/comparison.md).",
         "",
     ]
-    found = [row for row in rows if "body" in row and "model" in row]
-    for (model, body, side), group in groupby(
-        sorted(found, key=_order), key=lambda row: (row["model"], row["body"], row["side"])
-    ):
-        servers = _by_server(list(group))
-        page += [f"### {model}, {body}, {side}x{side}", ""]
+    for title, of_case in _cases(rows):
+        servers = _by_server(of_case)
+        page += [f"### {title}", ""]
         page += markdown(_COLUMNS, [_line(name, of) for name, of in servers.items()])
         page += _ratios(servers)
     page += _limits(rows)
     return page
+
+
+def summary(lines: list[Row]) -> list[str]:
+    """Fields/s of every server at its best, and what turbofno keeps of its peak past saturation."""
+    cases = [(title, _by_server(of)) for title, of in _cases(lines[2:])]
+    servers = list(dict.fromkeys(name for _, of in cases for name in of))
+    table = [
+        [title, *(round(_best(of[name])["fields/s"]) if name in of else None for name in servers)]
+        for title, of in cases
+    ]
+    kept = [
+        f"{past['fields/s'] / _best(of[OURS])['fields/s']:.0%} ({title})"
+        for title, of in cases
+        if (past := _at(of.get(OURS, []), "open, 4 of peak"))
+    ]
+    return [
+        *markdown(["fields/s", *servers], table),
+        f"Offered four times its peak, turbofno serves, of its peak: {', '.join(kept)}.",
+    ]
+
+
+def _cases(rows: list[Row]) -> list[tuple[str, list[Row]]]:
+    """Title and rows of each network, body format and size."""
+    found = sorted([row for row in rows if "body" in row and "model" in row], key=_order)
+    by_case = groupby(found, key=lambda row: (row["model"], row["body"], row["side"]))
+    return [(f"{model}, {body}, {side}x{side}", list(of)) for (model, body, side), of in by_case]
 
 
 def _order(row: Row) -> tuple[bool, bool, int]:

@@ -366,10 +366,6 @@ def test_the_page_without_results_claims_nothing_of_ours(tmp_path: Path) -> None
     assert measured.index(before) < measured.index("## By itself") < measured.index(after)
 
 
-def test_the_committed_page_matches_the_committed_results() -> None:
-    assert fusion.DOCUMENT.read_text() == fusion.document(), "run `python -m benchmarks.tables`"
-
-
 def test_gains_are_in_their_cells_and_drawn(tmp_path: Path) -> None:
     found = fusion.ladders(result_rows())
     of = [x for x in found if x.axes == 1]

@@ -13,10 +13,10 @@ import pytest
 from benchmarks.serving import measure
 from benchmarks.serving.checkpoint import LIGHT, write_light
 from benchmarks.serving.load import Load, Target, closed_loop, open_loop
-from benchmarks.serving.measure import Pace, Plan, rows
+from benchmarks.serving.measure import PEERS_HALF, Pace, Plan, rows
 from benchmarks.serving.processes import split_cores
-from benchmarks.serving.report import serving
-from benchmarks.serving.servers import SERVERS
+from benchmarks.serving.report import serving, summary
+from benchmarks.serving.servers import OURS, SERVERS
 
 REQUESTS = [b"POST /%d HTTP/1.1\r\nContent-Length: 0\r\n\r\n" % i for i in range(3)]
 
@@ -161,3 +161,37 @@ def test_page_has_both_networks_and_our_overhead() -> None:
         ["ours", "0.25", "4000", "0.75"],
         ["torch.fft", "0.5", "2000", ""],
     ]
+
+
+def test_summary_has_each_servers_best_and_what_is_left_of_ours_under_overload() -> None:
+    def row(
+        server: str, load: str, rate: float, p99: float, body: str = "binary"
+    ) -> dict[str, object]:
+        of = {"server": server, "model": LIGHT, "body": body, "side": 64, "load": load}
+        return {**of, "fields/s": rate, "p50 ms": 1.0, "p99 ms": p99, "CPU ms/field": 1.0}
+
+    where = {"processor": "p", "torch": "t", "commit": "c", "at": "2026-11-21T00:00"}
+    lines = [
+        where,
+        {"client cores": 1, "server cores": 1},
+        *(row(OURS, f"closed, {n}", rate, 2.0) for n, rate in ((1, 400.0), (32, 1000.0))),
+        row(OURS, "open, 4 of peak", 900.0, 2.0),
+        row(OURS, PEERS_HALF, 125.0, 1.5),
+        row(OURS, "closed, 1", 300.0, 2.0, body="JSON"),
+        row("bare uvicorn + torch", "closed, 1", 800.0, 2.0),
+        row("Peer 1.0", "closed, 1", 250.0, 2.0),
+        row("Peer 1.0", "open, 0.5 of peak", 125.0, 3.0),
+    ]
+    assert summary(lines) == [
+        "| fields/s | turbofno | bare uvicorn + torch | Peer 1.0 |",
+        "| --- | --- | --- | --- |",
+        "| light-2d, binary, 64x64 | 1000 | 800 | 250 |",
+        "| light-2d, JSON, 64x64 | 300 |  |  |",
+        "",
+        "Offered four times its peak, turbofno serves, of its peak: 90% (light-2d, binary, 64x64).",
+    ]
+    page = "\n".join(serving(lines))
+    assert (
+        "turbofno: 4x the fields/s of the best peer (Peer 1.0); at half that peer's peak, p99 1.5 ms, 0.5x its own."
+        in page
+    )

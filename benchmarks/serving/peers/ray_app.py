@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -55,7 +56,7 @@ if __name__ == "__main__":
         num_cpus=4,
         include_dashboard=False,
         object_store_memory=200 * 1024 * 1024,
-        logging_level="error",
+        logging_level=logging.ERROR,
         _temp_dir=os.environ[SCRATCH],
         runtime_env={"env_vars": dict(os.environ)},
     )
