@@ -144,15 +144,9 @@ class _TorchProduct(CudaProduct):
         batch, c_in, c_out = structure.batch, structure.c_in, structure.c_out
         others, last = structure.others, structure.row_modes
         out = z.new_empty(others, structure.out_pitch)
-
-        def by_channel(modes: torch.Tensor, channels: int) -> torch.Tensor:
-            rows = modes[:, : batch * channels * last]
-            if structure.channels_last:
-                return rows.unflatten(1, (batch, last, channels)).transpose(-1, -2)
-            return rows.unflatten(1, (batch, channels, last))
-
-        given = by_channel(z.view(others, structure.in_pitch), c_in)
-        multiply_by_torch(given, weight, by_channel(out, c_out))
+        rows = z.view(others, structure.in_pitch)[:, : batch * c_in * last]
+        mixed = out[:, : batch * c_out * last].unflatten(1, (batch, c_out, last))
+        multiply_by_torch(rows.unflatten(1, (batch, c_in, last)), weight, mixed)
         return out
 
 
@@ -168,7 +162,7 @@ class CudaKernels:
             layer.size,
             device=device,
             precision="fp32",
-            limits=device_limits(device),
+            multiprocessors=device_limits(device).multiprocessors,
             clusters=0,
             settled=True,
             slab=None,

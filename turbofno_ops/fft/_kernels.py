@@ -36,7 +36,7 @@ class _Prepared:
     def __init__(self, of: Problem, device: torch.device) -> None:
         self.plan = plan_of(of)
         self._tables = {
-            key: table_of(*key, device)
+            key: _table(*key, device)
             for key in {_key(step) for step in self.plan.steps if isinstance(step, Launch)}
         }
         # the tables are counted by their own cache
@@ -58,8 +58,7 @@ def _key(launch: Launch) -> tuple[int, _Dense | None]:
 
 
 @_tables.cached
-def table_of(points: int, dense: _Dense | None, device: torch.device) -> torch.Tensor:
-    """Return the table of the mixed-radix kernel or, with `dense`, that of the dense one."""
+def _table(points: int, dense: _Dense | None, device: torch.device) -> torch.Tensor:
     with torch.inference_mode(False):
         table = roots(points) if dense is None else dense_table(points, *dense)
         return table.to(device)
