@@ -1,4 +1,4 @@
-"""The samples of `turbofno verify` are the same in every run of the tests."""
+"""Short timings, whose values are not checked closely, and the same samples in every run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def drawn_from_the_tests_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without `--seed` the command draws one that nobody knows; an error of three samples can then be above the card's."""
+def _short_races(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("turbofno.models.verify.equal_error._SECONDS", 0.2)
+
+
+@pytest.fixture(autouse=True)
+def _drawn_from_the_tests_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without `--seed` the command asks the system for one, which no TEST_SEED repeats.
     monkeypatch.setattr(random, "SystemRandom", lambda: random)
