@@ -116,7 +116,7 @@ class Exchange(Body):
         call = self.call
         return (
             self.complete and self.keep_alive and self.chunked and not self._expects_continue
-            and (call.admitted is not UNCOUNTED or call.shed) and call.declared_bytes is not None
+            and call.declared_bytes is not None
         )  # fmt: skip
 
     @property
