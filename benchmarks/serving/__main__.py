@@ -51,6 +51,12 @@ def measure(
     return found
 
 
+def of_plan(found: list[Row], plan: Plan, model: str) -> list[Row]:
+    """The rows of a network with the plan's body format and size."""
+    key = {"model": model, "body": plan.body, "side": plan.side}
+    return [row for row in found if key.items() <= row.items()]
+
+
 def at_the_peers_half(
     found: list[Row], checkpoints: dict[Path, list[Plan]]
 ) -> dict[Path, list[Plan]]:
@@ -59,7 +65,7 @@ def at_the_peers_half(
         checkpoint: [
             Plan(plan.body, plan.side, peers_half=peer["fields/s"] / 2)
             for plan in plans
-            if (peer := best_peer(found, checkpoint.name, plan.body, plan.side)) is not None
+            if (peer := best_peer(of_plan(found, plan, checkpoint.name))) is not None
         ]
         for checkpoint, plans in checkpoints.items()
     }
@@ -87,9 +93,7 @@ def forward_rows(light: Path, cores: set[int]) -> list[Row]:
 def show(found: list[Row], plans: list[Plan], model: str) -> None:
     """Print the rows of one server, a table for each body format and size."""
     for plan in plans:
-        key = (model, plan.body, plan.side)
-        of = [row for row in found if (row.get("model"), row.get("body"), row.get("side")) == key]
-        if of:
+        if of := of_plan(found, plan, model):
             title = f"{of[0]['server']}: {model}, {plan.body} {plan.side}x{plan.side}"
             print_table(title, [{name: row[name] for name in _SHOWN} for row in of])
 

@@ -31,7 +31,7 @@ _SETTLE_SECONDS = 2.0
 """A server is ready after it has answered for this long without an error. Ray Serve's proxy drops its connections once,
 when it first learns where the model runs."""
 _OPEN_CONNECTIONS = 512
-OPEN_RUNS = 3
+_OPEN_RUNS = 3
 """Runs of an open loop, of which the one with the median p99 counts: a shared machine stalls for longer than a p99 here."""
 
 
@@ -178,7 +178,7 @@ def _plan_rows(target: Target, plan: Plan, process: ServerProcess, pace: Pace) -
         offered[PEERS_HALF] = plan.peers_half
     for name, rate in offered.items():
         tried = []
-        for _ in range(OPEN_RUNS):
+        for _ in range(_OPEN_RUNS):
             wait_until_right(target, process)
             phase = open_loop(
                 target,
@@ -190,7 +190,7 @@ def _plan_rows(target: Target, plan: Plan, process: ServerProcess, pace: Pace) -
             (load, late), cpu = _with_cpu(phase, process)
             tried.append({**_figures(load, cpu), "late ms": late})
         tried.sort(key=lambda row: math.inf if row["p99 ms"] is None else row["p99 ms"])
-        yield {"load": name, "offered/s": rate, **tried[OPEN_RUNS // 2]}
+        yield {"load": name, "offered/s": rate, **tried[_OPEN_RUNS // 2]}
 
 
 def _figures(load: Load, cpu_seconds: float) -> Row:

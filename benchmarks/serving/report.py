@@ -37,10 +37,9 @@ def serving(lines: list[Row]) -> list[str]:
         "",
     ]
     for title, of_case in _cases(rows):
-        servers = _by_server(of_case)
         page += [f"### {title}", ""]
-        page += markdown(_COLUMNS, [_line(name, of) for name, of in servers.items()])
-        page += _ratios(servers)
+        page += markdown(_COLUMNS, [_line(name, of) for name, of in _by_server(of_case).items()])
+        page += _ratios(of_case)
     page += _limits(rows)
     return page
 
@@ -103,21 +102,15 @@ def _line(name: str, rows: list[Row]) -> list[object]:
     return line
 
 
-def best_peer(rows: list[Row], model: str, body: str, side: int) -> Row | None:
-    """The row with the most fields/s of the peers that batch; None if none was measured."""
-    key = {"model": model, "body": body, "side": side}
-    of_peers = [
-        row
-        for row in rows
-        if key.items() <= row.items() and not row["server"].startswith((OURS, BARE))
-    ]
+def best_peer(of_case: list[Row]) -> Row | None:
+    """The row with the most fields/s of the peers that batch, of one case's; None if none was measured."""
+    of_peers = [row for row in of_case if not row["server"].startswith((OURS, BARE))]
     return _best(of_peers) if of_peers else None
 
 
-def _ratios(servers: dict[str, list[Row]]) -> list[str]:
+def _ratios(of_case: list[Row]) -> list[str]:
     """A line with our rate and p99 relative to the best peer that batches."""
-    rows = [row for of in servers.values() for row in of]
-    peer = best_peer(rows, rows[0]["model"], rows[0]["body"], rows[0]["side"])
+    servers, peer = _by_server(of_case), best_peer(of_case)
     if OURS not in servers or peer is None:
         return []
     ours = servers[OURS]

@@ -265,12 +265,8 @@ def main() -> None:
         "cuda": torch.version.cuda,
     }
     passed = record.passed(record.read(arguments.record), sources, run) if arguments.go_on else {}
-    outcomes = {
-        part.name: Outcome(**passed[part.name], how="passed before")
-        if part.name in passed
-        else NOT_RUN
-        for part in parts()
-    }
+    outcomes = {part.name: NOT_RUN for part in parts()}
+    outcomes |= {name: Outcome(**found, how="passed before") for name, found in passed.items()}
     left = [part for part in parts() if part.name not in passed]
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
