@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from turbofno_ops import _cuda_tables
+from turbofno_ops import _cuda_tables, _spectra
 from turbofno_ops._cuda_product import CudaProduct
 from turbofno_ops._native import (
     Moments,
@@ -131,7 +131,7 @@ class CudaStages:
             out_size,
             device=device,
             precision=precision,
-            multiprocessors=self._limits.multiprocessors,
+            limits=self._limits,
             clusters=device_clusters(device),
             settled=settled,
             slab=slab,
@@ -318,12 +318,17 @@ class CudaStages:
         ]
         if len(done) == 1:
             return done[0]
-        return Results(spectra=torch.cat([_required(one.spectra) for one in done], dim=-1))
+        spectra = [_required(one.spectra) for one in done]
+        if spectra[0].is_contiguous():
+            return Results(spectra=torch.cat(spectra, dim=-1))
+        last = torch.cat([z.movedim(1, -1) for z in spectra], dim=-2)
+        return Results(spectra=last.movedim(-1, 1))
 
     def _analyze(self, planned: _Analysis, field: ChannelsLast) -> torch.Tensor:
         arguments = RowAnalysis.from_buffer_copy(planned.structure)
         of = (arguments.batch, arguments.channels, *planned.shape.grid[:-1], arguments.modes)
-        spectra = torch.empty(of, dtype=torch.complex64, device=self._device)
+        spectra = self._new_spectra(of)
+        arguments.channels_last = not spectra.is_contiguous()
         workspace = self._workspace(planned.workspace_bytes)
         arguments.field, arguments.spectra = field.unsplit().data_ptr(), spectra.data_ptr()
         arguments.table, arguments.workspace = planned.table.data_ptr(), workspace.data_ptr()
@@ -370,7 +375,8 @@ class CudaStages:
                 case Restore():
                     to.field = pointer(_required(given.saved).unsplit())
                 case Synthesis():
-                    tile.mixed = pointer(_required(given.mixed))
+                    mixed, tile.mixed_channels_last = _spectra.array_of(_required(given.mixed))
+                    tile.mixed = pointer(mixed)
                 case Normalize():
                     factor, offset = self._norm(step, steps[0], shape, given, tile.width)
                     to.scale, to.shift = pointer(factor), pointer(offset)
@@ -397,8 +403,9 @@ class CudaStages:
                         saved = field
                 case Analyze():
                     of = (shape.batch, tile.channels, *shape.grid[:-1], shape.next_modes)
-                    spectra = torch.empty(of, dtype=torch.complex64, device=self._device)
+                    spectra = self._new_spectra(of)
                     tile.spectra = pointer(spectra)
+                    tile.spectra_channels_last = not spectra.is_contiguous()
                 case Project():
                     out = torch.empty(shape.batch, to.channels, *shape.grid, device=self._device)
                     to.field = pointer(out)
@@ -408,6 +415,10 @@ class CudaStages:
         if saved is not None and isinstance(steps[-1], Save) and steps[-1].moments:
             moments = self._field_moments(saved, shape)
         return Results(x, saved, moments, spectra, out)
+
+    def _new_spectra(self, shape: tuple[int, ...]) -> torch.Tensor:
+        channels_last = self.mix.wants_channels_last(*shape[:2])
+        return _spectra.empty(shape, self._device, channels_last=channels_last)
 
     def _workspace(self, count: int) -> torch.Tensor:
         return torch.empty(count, dtype=torch.uint8, device=self._device)
@@ -449,7 +460,8 @@ class CudaStages:
         if isinstance(source, Synthesis):
             mixed = _required(given.mixed)
             arguments, moments = self._moments(shape, mixed.shape[1])
-            arguments.spectra = mixed.data_ptr()
+            array, arguments.channels_last = _spectra.array_of(mixed)
+            arguments.spectra = array.data_ptr()
             launch("spectral_moments", arguments)
             moments = self._of_all(moments)
         moments = _required(moments)

@@ -5,11 +5,18 @@ from __future__ import annotations
 import torch
 
 from turbofno_ops import _cuda_tables
-from turbofno_ops._native import Product, Spectral, launch
+from turbofno_ops._native import Fft, Product, Spectral, launch
 from turbofno_ops._slab import Slab
-from turbofno_ops._spectral_product import ProductShape, SpectralLaunch, launches
-from turbofno_ops._tile_program import readable
+from turbofno_ops._spectra import array_of
+from turbofno_ops._spectral_product import (
+    ProductShape,
+    SpectralLaunch,
+    has_one_launch,
+    launches,
+)
+from turbofno_ops._support import Device
 from turbofno_ops.description import Size
+from turbofno_ops.fft import _kernels as fft_kernels
 
 
 class CudaProduct:
@@ -29,7 +36,7 @@ class CudaProduct:
         *,
         device: torch.device,
         precision: str,
-        multiprocessors: int,
+        limits: Device,
         clusters: int,
         settled: bool,
         slab: Slab | None,
@@ -38,7 +45,7 @@ class CudaProduct:
         self._device, self._precision, self._slab = device, precision, slab
         # the product of slabs is summed over the processes before its inverse transform
         self._clusters = clusters if slab is None else 0
-        self._multiprocessors, self._settled = multiprocessors, settled
+        self._limits, self._settled = limits, settled
         self._axis_tables = [
             (
                 _cuda_tables.axis_analysis(n, count, device),
@@ -56,9 +63,13 @@ class CudaProduct:
                 for points in (size[0], out_size[0])
             )
         of_axes = [table for pair in self._axis_tables for table in pair]
-        self.tables = [*of_axes, *self._phases, *self._folded_tables]
+        self._roots = {
+            points: fft_kernels.table_of(points, None, device)
+            for points in {*self._size[:-1], *self._out_size[:-1]}
+        }
+        self.tables = [*of_axes, *self._phases, *self._folded_tables, *self._roots.values()]
         # without a lock: two threads may plan the same shape, with equal results
-        self._launches: dict[tuple[int, int, int], tuple[SpectralLaunch, ...]] = {}
+        self._launches: dict[tuple[int, int, int, bool], tuple[SpectralLaunch, ...]] = {}
 
     def _cut(self, slab: Slab) -> None:
         """Keep the tables of the slab's rows, and the phases of their middles."""
@@ -77,8 +88,8 @@ class CudaProduct:
     def __call__(self, spectra: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         batch, c_in, *_, row = spectra.shape
         c_out = weight.shape[-1]
-        z = readable(spectra)
-        for name, structure, elements, axis in self._planned(batch, c_in, c_out):
+        z, channels_last = array_of(spectra)
+        for name, structure, elements, axis in self._planned(batch, c_in, c_out, channels_last):
             if isinstance(structure, Product):
                 z = self._multiply(z, weight, structure)
                 continue
@@ -90,29 +101,48 @@ class CudaProduct:
                 arguments.in_table, arguments.out_table = (
                     table.data_ptr() for table in self._folded_tables
                 )
+            elif isinstance(arguments, Fft):
+                arguments.table = self._roots[arguments.points].data_ptr()
             else:
                 assert axis is not None
                 arguments.table = self._axis_tables[axis][arguments.inverse].data_ptr()
             launch(name, arguments)
             z = out
-        return z.view(batch, c_out, *self._out_size[:-1], row)
+        others = self._out_size[:-1]
+        if channels_last:
+            return z.view(batch, *others, row, c_out).movedim(-1, 1)
+        return z.view(batch, c_out, *others, row)
 
-    def _planned(self, batch: int, c_in: int, c_out: int) -> tuple[SpectralLaunch, ...]:
-        key = (batch, c_in, c_out)
+    def wants_channels_last(self, batch: int, channels: int) -> bool:
+        """Return True if spectra of so many channels are best given with the channels last in memory."""
+        return not has_one_launch(self._shape(batch, channels, channels, channels_last=False))
+
+    def _planned(
+        self, batch: int, c_in: int, c_out: int, channels_last: bool
+    ) -> tuple[SpectralLaunch, ...]:
+        key = (batch, c_in, c_out, channels_last)
         found = self._launches.get(key)
         if found is None:
-            grids = (self._size, self._out_size, self._modes)
-            found = self._launches[key] = launches(
-                ProductShape(
-                    *key,
-                    *grids,
-                    self._precision,
-                    self._multiprocessors,
-                    self._clusters,
-                    self._settled,
-                )
-            )
+            shape = self._shape(batch, c_in, c_out, channels_last=channels_last)
+            found = self._launches[key] = launches(shape)
         return found
+
+    def _shape(self, batch: int, c_in: int, c_out: int, *, channels_last: bool) -> ProductShape:
+        return ProductShape(
+            batch,
+            c_in,
+            c_out,
+            self._size,
+            self._out_size,
+            self._modes,
+            self._precision,
+            self._limits.multiprocessors,
+            self._limits.shared_bytes,
+            self._clusters,
+            self._settled,
+            channels_last,
+            cut=self._slab is not None,
+        )
 
     def _multiply(self, z: torch.Tensor, weight: torch.Tensor, structure: Product) -> torch.Tensor:
         """Return the product of modes of z, or of its sum over the slabs."""

@@ -53,6 +53,7 @@ class Tile(ctypes.Structure):
         *[(name, c_int32) for name in ("points", "width", "channels", "modes", "next_modes")],
         *[(name, c_int32) for name in ("precision", "multiprocessors", "shared_bytes")],
         *[(name, c_int32) for name in ("warpgroups", "weights_settled", "steps")],
+        *[(name, c_int32) for name in ("mixed_channels_last", "spectra_channels_last")],
         *[(name, c_void_p) for name in ("mixed", "spectra", "synthesis", "analysis")],
         *[(name, c_void_p) for name in ("synthesis_phases", "analysis_phases", "workspace")],
         *[(name, c_void_p) for name in ("x_scales", "scales")],
@@ -77,7 +78,7 @@ class RowAnalysis(ctypes.Structure):
         *[(name, c_int64) for name in ("batch", "outer")],
         *[(name, c_int32) for name in ("points", "channels", "modes", "precision")],
         *[(name, c_int32) for name in ("multiprocessors", "shared_bytes", "warpgroups")],
-        ("weights_settled", c_int32),
+        *[(name, c_int32) for name in ("weights_settled", "channels_last")],
         *[(name, c_void_p) for name in ("field", "spectra", "table", "workspace")],
     ]
 
@@ -109,6 +110,7 @@ class Product(ctypes.Structure):
         *[(name, c_int64) for name in ("batch", "in_pitch", "out_pitch")],
         *[(name, c_int32) for name in ("c_in", "c_out", "others", "modes", "row_modes")],
         *[(name, c_int32) for name in ("precision", "multiprocessors", "weights_settled")],
+        ("channels_last", c_int32),
         *[(name, c_void_p) for name in ("input", "weight", "out")],
     ]
 
@@ -130,6 +132,7 @@ class Moments(ctypes.Structure):
     _fields_: ClassVar = [
         *[(name, c_int64) for name in ("batch", "outer")],
         *[(name, c_int32) for name in ("points", "channels", "modes", "precision")],
+        ("channels_last", c_int32),
         *[(name, c_void_p) for name in ("spectra", "field", "moments", "workspace")],
     ]
 

@@ -9,6 +9,7 @@ from turbofno_ops import _native
 from turbofno_ops.description import PRECISIONS, Size
 
 _LINE = 16  # complex numbers of a line of 128 bytes
+_FFT_MODES = range(32, 129)
 
 
 class SpectralLaunch(NamedTuple):
@@ -18,7 +19,7 @@ class SpectralLaunch(NamedTuple):
     """
 
     name: str
-    arguments: _native.Transform | _native.Product | _native.Spectral
+    arguments: _native.Transform | _native.Fft | _native.Product | _native.Spectral
     elements: int
     axis: int | None
 
@@ -27,6 +28,7 @@ class ProductShape(NamedTuple):
     """Shape and precision of a spectral product, and what its launches depend on besides.
 
     `clusters`: that the device runs at once; 0 for separate launches. `settled`: no kernel still in flight writes the weights.
+    `channels_last`: spectra are [batch, *others, row, channels] in memory. `cut`: the first axis is a slab's.
     """
 
     batch: int
@@ -37,8 +39,11 @@ class ProductShape(NamedTuple):
     modes: Size
     precision: str
     multiprocessors: int
+    shared_bytes: int
     clusters: int = 0
     settled: bool = True
+    channels_last: bool = False
+    cut: bool = False
 
     @property
     def row_modes(self) -> int:
@@ -59,13 +64,18 @@ def launches(shape: ProductShape) -> tuple[SpectralLaunch, ...]:
 
     `row` is `row_modes`. It is one launch in 2D with few batch elements, where the kernels support that and it is faster, else
     transforms, product of modes and inverse transforms. Their intermediate results have the transformed modes in front:
-    [*transformed modes, batch, channels, *remaining axes, row].
+    [*transformed modes, batch, channels, *remaining axes, row]; with the channels last, these are behind the row.
     """
-    if len(shape.modes) == 2 and shape.clusters:
-        whole = _whole(shape)
-        if _native.refusal("spectral_unsupported", whole.arguments) is None:
-            return (whole,)
+    if not shape.channels_last and has_one_launch(shape):
+        return (_whole(shape),)
     return _separate(shape)
+
+
+def has_one_launch(shape: ProductShape) -> bool:
+    """Return True if one launch computes the product, with the channels first: few 2D fields, on cards with clusters."""
+    if len(shape.modes) != 2 or not shape.clusters:
+        return False
+    return _native.refusal("spectral_unsupported", _whole(shape).arguments) is None
 
 
 def _whole(shape: ProductShape) -> SpectralLaunch:
@@ -106,6 +116,7 @@ def _separate(shape: ProductShape) -> tuple[SpectralLaunch, ...]:
         precision=PRECISIONS.index(shape.precision),
         multiprocessors=shape.multiprocessors,
         weights_settled=shape.settled,
+        channels_last=shape.channels_last,
     )
     syntheses = [
         _transform(shape, axis, shape.c_out, shape.out_size, inverse=True)
@@ -119,12 +130,21 @@ def _transform(
     shape: ProductShape, axis: int, channels: int, size: Size, *, inverse: bool
 ) -> SpectralLaunch:
     *kept, _ = shape.modes
-    row = shape.row_modes
-    outer = math.prod(kept[axis + 1 :]) * shape.batch * channels * math.prod(size[:axis])
-    pitch = _pitch(shape, outer * row)
+    inner = shape.row_modes
+    outer = math.prod(kept[axis + 1 :]) * shape.batch * math.prod(size[:axis])
+    if shape.channels_last:
+        inner *= channels
+    else:
+        outer *= channels
+    pitch = _pitch(shape, outer * inner)
+    elements = outer * size[axis] * inner if inverse else kept[axis] * pitch
+    if not shape.cut and _fft_is_faster(size[axis], kept[axis], shape.precision):
+        fft = _fft(shape, size[axis], kept[axis], (outer, inner, pitch), inverse=inverse)
+        if _native.refusal("mixed_radix_fft_unsupported", fft) is None:
+            return SpectralLaunch("mixed_radix_fft", fft, elements, axis)
     arguments = _native.Transform(
         outer=outer,
-        inner=row,
+        inner=inner,
         pitch=pitch,
         points=size[axis],
         modes=kept[axis],
@@ -132,8 +152,38 @@ def _transform(
         precision=PRECISIONS.index(shape.precision),
         multiprocessors=shape.multiprocessors,
     )
-    elements = outer * size[axis] * row if inverse else kept[axis] * pitch
     return SpectralLaunch("transform_axis", arguments, elements, axis)
+
+
+def _fft_is_faster(points: int, kept: int, precision: str) -> bool:
+    """Return True if an FFT is faster than matrix products with the kept modes, measured on an H200."""
+    if points & (points - 1) or kept not in _FFT_MODES:
+        return False
+    return kept * (16 if precision == "fp32" else 8) > points
+
+
+def _fft(
+    shape: ProductShape, points: int, kept: int, sides: tuple[int, int, int], *, inverse: bool
+) -> _native.Fft:
+    """Return the truncated FFT of a transform; `sides` are its outer and inner lines and the pitch of the modes."""
+    outer, inner, pitch = sides
+    of_points, of_modes = (points * inner, 1, inner), (inner, 1, pitch)
+    whole, cut = (points, 0), ((kept + 1) // 2, kept // 2)
+    fft = _native.Fft(
+        outer=outer,
+        inner=inner,
+        points=points,
+        inverse=int(inverse),
+        multiprocessors=shape.multiprocessors,
+        shared_bytes=shape.shared_bytes,
+        scale=1.0 if inverse else 1 / points,
+    )
+    source, target = (of_modes, of_points) if inverse else (of_points, of_modes)
+    fft.in_outer, fft.in_inner, fft.in_point = source
+    fft.out_outer, fft.out_inner, fft.out_point = target
+    fft.in_head, fft.in_tail = cut if inverse else whole
+    fft.out_head, fft.out_tail = whole if inverse else cut
+    return fft
 
 
 def _pitch(shape: ProductShape, columns: int) -> int:
@@ -143,6 +193,10 @@ def _pitch(shape: ProductShape, columns: int) -> int:
 
 def refusal(shape: ProductShape) -> str | None:
     """Return the reason why the kernels do not support a spectral product, or None if they do."""
-    asked = {"transform_axis": "transform_unsupported", "multiply_modes": "product_unsupported"}
+    asked = {
+        "transform_axis": "transform_unsupported",
+        "mixed_radix_fft": "mixed_radix_fft_unsupported",
+        "multiply_modes": "product_unsupported",
+    }
     reasons = (_native.refusal(asked[one.name], one.arguments) for one in _separate(shape))
     return next((reason for reason in reasons if reason is not None), None)

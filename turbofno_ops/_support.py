@@ -110,5 +110,6 @@ def product_refusal(
 ) -> str | None:
     """Return the reason why the kernels do not support a spectral product, or None if they do."""
     # the number of multiprocessors does not matter here
-    shape = ProductShape(batch, c_in, c_out, size, out_size, modes, precision, A100.multiprocessors)
+    limits = A100.multiprocessors, A100.shared_bytes
+    shape = ProductShape(batch, c_in, c_out, size, out_size, modes, precision, *limits)
     return _spectral_product.refusal(shape)

@@ -144,9 +144,15 @@ class _TorchProduct(CudaProduct):
         batch, c_in, c_out = structure.batch, structure.c_in, structure.c_out
         others, last = structure.others, structure.row_modes
         out = z.new_empty(others, structure.out_pitch)
-        rows = z.view(others, structure.in_pitch)[:, : batch * c_in * last]
-        mixed = out[:, : batch * c_out * last].unflatten(1, (batch, c_out, last))
-        multiply_by_torch(rows.unflatten(1, (batch, c_in, last)), weight, mixed)
+
+        def by_channel(modes: torch.Tensor, channels: int) -> torch.Tensor:
+            rows = modes[:, : batch * channels * last]
+            if structure.channels_last:
+                return rows.unflatten(1, (batch, last, channels)).transpose(-1, -2)
+            return rows.unflatten(1, (batch, channels, last))
+
+        given = by_channel(z.view(others, structure.in_pitch), c_in)
+        multiply_by_torch(given, weight, by_channel(out, c_out))
         return out
 
 
@@ -162,7 +168,7 @@ class CudaKernels:
             layer.size,
             device=device,
             precision="fp32",
-            multiprocessors=device_limits(device).multiprocessors,
+            limits=device_limits(device),
             clusters=0,
             settled=True,
             slab=None,

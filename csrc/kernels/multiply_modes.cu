@@ -1,89 +1,43 @@
 // One complex channel matrix per mode: out[b][o] = sum over c of in[b][c] weight[c][o].
 //
-// in [kx][batch][c_in][ky], weight [kx][ky][c_in][c_out], out [kx][batch][c_out][ky]; kx counts the kept modes of all axes
-// but the last (one in 1D, where `in` and `out` are the spectra themselves). `in` and `out` may have one ky more
-// (row_modes). A block takes one kx, 1 to 4 neighbouring ky for contiguous reads and writes, 8 to 32 batch elements and some
-// output channels; a warp one ky and 16 output channels.
+// in [kx][batch][ky][c_in], weight [kx][ky][c_in][c_out], out [kx][batch][ky][c_out], or both with the channels before ky; kx
+// counts the kept modes of all axes but the last (one in 1D, where `in` and `out` are the spectra themselves). `in` and `out`
+// may have one ky more (row_modes).
 //
-// On tensor cores, A holds the weights: 16 output channels by 4 complex input channels, first their real, then their
-// imaginary parts. B holds the input: 4 channels by 8 batch elements. The real part of the product is (re, -im) of the
-// weights times (re, im) of the input, the imaginary part (re, im) times (im, re). Row g is channel 2g and row g + 8 channel
-// 2g + 1, so that a lane reads its weights as 16 bytes. Weights are read once for all batch elements of the block: they
-// stream through a ring of stages, or there is a stage for each of them (product_plan.cpp).
-#include "../plan/product_plan.h"
-#include "async_copy.cuh"
+// L2 answers as many requests for whole lines of 128 bytes as for parts of them. With the channels last lines are whole
+// (multiply_channels.cuh). This file's kernel has the channels first. A block takes one kx, 1 to 4 neighbouring ky, of which 32
+// bytes of a line are read at once, 8 to 32 batch elements and some output channels; a warp one ky and 16 output channels.
+// Weights stream through a ring of stages, or there is a stage for each of them (product_plan.cpp).
+#include "multiply_channels.cuh"
+#include "multiply_modes_mma.cuh"
 #include "pdl.cuh"
-#include "split_tf32.cuh"
 
 namespace turbofno {
 namespace {
 
-struct ProductArguments {
-    const float2 *in, *weight;
-    float2 *out;
-    int64_t batch, in_pitch, out_pitch; // pitches: from one kx to the next
-    int c_in, c_out, modes_w, row_modes; // modes of the last axis: of the weight, of a row
-    int batch_tiles, mode_tiles, channel_groups, channel_tiles;
-    int shared_in, shared_out; // pitches, from one batch element to the next in shared memory
-    int weight_stages, weights_ahead;
-    bool weights_settled;
-};
-
-// Copies the weights of input channel c and output channels o, o + 1; zeros out of range.
-template <bool EVEN>
-__device__ __forceinline__ void copy_weights(float4 *to, const ProductArguments &a, const float2 *weight, int c, int o) {
-    const bool inside = c < a.c_in && o < a.c_out;
-    const float2 *from = inside ? weight + c * a.c_out + o : weight;
-    if constexpr (EVEN) {
-        copy_async<16>(to, from, inside);
-    } else {
-        const bool both = inside && o + 1 < a.c_out;
-        copy_async<8>(to, from, inside);
-        copy_async<8>(reinterpret_cast<float2 *>(to) + 1, both ? from + 1 : weight, both);
+// Splits [channel][mode] of a batch element in place: (re, im) becomes the high parts of both and the low parts of both.
+template <int MODES, typename P> __device__ __forceinline__ void split_input(float2 *input, int channels, float *inverse_scales) {
+    constexpr int kPairs = MODES == 4 ? 2 : 1; // of modes; with one mode a word has two channels
+    const int lane = threadIdx.x % 32, count = channels * MODES / 2;
+    auto *words = reinterpret_cast<float4 *>(input);
+    float most[2] = {};
+    for (int i = lane; i < count; i += 32) {
+        const float4 v = words[i];
+        most[0] = max_magnitude(max_magnitude(most[0], v.x), v.y);
+        most[1] = max_magnitude(max_magnitude(most[1], v.z), v.w);
     }
-}
-
-// sum[n][0] += real parts, sum[n][1] += imaginary parts, over four input channels.
-template <int BATCH, bool SPLIT>
-__device__ __forceinline__ void multiply(float (&sum)[BATCH][2][4], float4 w, const float2 *z, int pitch) {
-    const float parts[4] = {w.x, w.z, w.y, w.w};
-    uint32_t a_high[2][4], a_low[2][4];
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-        const Tf32Parts value = to_tf32<SPLIT>(parts[e]);
-        a_high[1][e] = value.high;
-        a_low[1][e] = value.low;
-        a_high[0][e] = e < 2 ? value.high : negative(value.high);
-        a_low[0][e] = e < 2 ? value.low : negative(value.low);
+    if (MODES == 1) most[0] = most[1] = max_magnitude(most[0], most[1]);
+    const Scale scale[2] = {scale_of(max_over_lanes<kPairs, 32>(most[0])), scale_of(max_over_lanes<kPairs, 32>(most[1]))};
+    for (int i = lane; i < count; i += 32) {
+        const float4 v = words[i];
+        uint4 parts{};
+        split<P>(v.x, v.y, scale[0].factor, parts.x, parts.y);
+        split<P>(v.z, v.w, scale[1].factor, parts.z, parts.w);
+        reinterpret_cast<uint4 *>(words)[i] = parts;
     }
-    uint32_t b_high[BATCH][2][2], b_low[BATCH][2][2];
-#pragma unroll
-    for (int n = 0; n < BATCH; ++n) {
-        const float2 v = z[n * 8 * pitch];
-        const Tf32Parts re = to_tf32<SPLIT>(v.x), im = to_tf32<SPLIT>(v.y);
-        b_high[n][0][0] = b_high[n][1][1] = re.high;
-        b_high[n][0][1] = b_high[n][1][0] = im.high;
-        b_low[n][0][0] = b_low[n][1][1] = re.low;
-        b_low[n][0][1] = b_low[n][1][0] = im.low;
-    }
-    float part[BATCH][2][4] = {};
-#pragma unroll
-    for (int product = SPLIT ? 0 : 2; product < 3; ++product) { // small products first; independent ones interleaved
-#pragma unroll
-        for (int n = 0; n < BATCH; ++n) {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                mma(part[n][i], product == 0 ? a_low[i] : a_high[i], product == 1 ? b_low[n][i] : b_high[n][i]);
-            }
-        }
-    }
-#pragma unroll
-    for (int n = 0; n < BATCH; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-            sum[n][0][e] += part[n][0][e];
-            sum[n][1][e] += part[n][1][e];
-        }
+    if (lane < kPairs) {
+        inverse_scales[2 * lane] = scale[0].inverse * kSumScale;
+        if (MODES > 1) inverse_scales[2 * lane + 1] = scale[1].inverse * kSumScale;
     }
 }
 
@@ -123,11 +77,12 @@ __device__ void copy_out(float2 *to, const float2 *from, int channels, int modes
     }
 }
 
-template <int BATCH, int MODES, bool SPLIT, bool EVEN>
+template <int BATCH, int MODES, typename P, bool EVEN>
 __global__ void __launch_bounds__(32 * kMaxModeWarps, BATCH == 1 ? 4 : BATCH == 2 ? 3 : 2)
     multiply_modes_kernel(const ProductArguments a) {
     constexpr int kPair = MODES > 1 ? 2 : 1;
     extern __shared__ __align__(16) float4 weights[]; // [stage][warp][2 steps][32]
+    __shared__ float input_scales[8 * BATCH][MODES];
     // [b][c][ky] in, then [b][o][ky] out
     float2 *const shared = reinterpret_cast<float2 *>(weights + a.weight_stages * 2 * blockDim.x);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -143,59 +98,49 @@ __global__ void __launch_bounds__(32 * kMaxModeWarps, BATCH == 1 ? 4 : BATCH == 
 
     const bool has_weight = y0 + warp % MODES < a.modes_w;
     const int y = has_weight ? warp % MODES : 0;
-    const float2 *weight = a.weight + (int64_t(kx) * a.modes_w + y0 + y) * a.c_in * a.c_out;
-    // A warp copies the weights of 4 channels in lines of 128 bytes and reads them in mma order. The swizzle avoids bank
-    // conflicts in both.
-    const int c_copied = lane / 8, o_copied = o0 + warp / MODES * 16 + lane % 8 * 2;
-    float4 *const stages = weights + warp * 64;
-    const int written = c_copied * 8 + (lane % 8 ^ 2 * c_copied), read = t * 8 + (g ^ 2 * t);
-    const int padded = round_up(a.c_in, 8);
-    const auto copy_stage = [&](int stage, int c) {
-        if (c < padded) {
-            float4 *to = stages + stage * 2 * blockDim.x + written;
-            copy_weights<EVEN>(to, a, weight, c + c_copied, o_copied);
-            copy_weights<EVEN>(to + 32, a, weight, c + 4 + c_copied, o_copied);
-        }
-        commit_copies();
-    };
+    const WeightStages<EVEN> stages(a, weights, warp, lane, kx, y0 + y, o0 + warp / MODES * 16);
     if (!a.weights_settled) pdl_wait();
-    for (int n = 0; n < a.weights_ahead; ++n) copy_stage(n, 8 * n);
+    for (int n = 0; n < a.weights_ahead; ++n) stages.copy(n, 8 * n);
     if (a.weights_settled) pdl_wait();
 
     for (int b = warp; b < batch; b += warps) {
         const float2 *in = a.in + kx * a.in_pitch + (b0 + b) * a.c_in * a.row_modes + y0;
         if (MODES > 1 && a.row_modes % 2 == 0) { // two modes are 16 aligned bytes
-            copy_in<MODES, kPair>(shared + b * a.shared_in, in, padded, a.c_in, modes, a.row_modes);
+            copy_in<MODES, kPair>(shared + b * a.shared_in, in, stages.channels, a.c_in, modes, a.row_modes);
         } else {
-            copy_in<MODES, 1>(shared + b * a.shared_in, in, padded, a.c_in, modes, a.row_modes);
+            copy_in<MODES, 1>(shared + b * a.shared_in, in, stages.channels, a.c_in, modes, a.row_modes);
         }
     }
     commit_copies();
     wait_copies<0>();
+    __syncwarp();
+    for (int b = warp; b < batch; b += warps) {
+        split_input<MODES, P>(shared + b * a.shared_in, stages.channels, input_scales[b]);
+    }
     __syncthreads();
 
-    const float2 *z = shared + g * a.shared_in + t * MODES + y;
+    const auto *z = reinterpret_cast<const uint2 *>(shared) + g * a.shared_in + t * MODES + y;
     float sum[BATCH][2][4] = {};
-    for (int c = 0, stage = 0; c < padded; c += 8) {
-        wait_copies<kWeightsAhead - 1>();
-        __syncwarp(); // the weights have arrived; those overwritten next have been read
-        copy_stage(stage == 0 ? a.weight_stages - 1 : stage - 1, c + 8 * a.weights_ahead);
-        const float4 *at = stages + stage * 2 * blockDim.x + read;
-        multiply<BATCH, SPLIT>(sum, at[0], z + c * MODES, a.shared_in);
-        multiply<BATCH, SPLIT>(sum, at[32], z + (c + 4) * MODES, a.shared_in);
+    for (int c = 0, stage = 0; c < stages.channels; c += 8) {
+        stages.arrive(stage, c);
+        uint4 words[2];
+        const float4 *at = stages.read(stage);
+        const float weight_scale = split_weights<P>(words, at[0], at[32]);
+        multiply<BATCH, P>(sum, words, weight_scale, z + c * MODES, 4 * MODES, 8 * a.shared_in);
         if (++stage == a.weight_stages) stage = 0;
     }
     pdl_trigger();
 
     __syncthreads();
-    float2 *tile = shared + warp / MODES * 16 * MODES + warp % MODES;
+    float2 *result = shared + warp / MODES * 16 * MODES + warp % MODES;
 #pragma unroll
     for (int n = 0; n < BATCH; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             const int b = n * 8 + 2 * t + e % 2, row = 2 * g + e / 2;
-            const float2 value{sum[n][0][e], sum[n][1][e]};
-            tile[b * a.shared_out + row * MODES] = has_weight ? value : float2{0.0f, 0.0f};
+            const float scale = input_scales[b][y];
+            const float2 value{sum[n][0][e] * scale, sum[n][1][e] * scale};
+            result[b * a.shared_out + row * MODES] = has_weight ? value : float2{0.0f, 0.0f};
         }
     }
     __syncthreads();
@@ -210,13 +155,14 @@ __global__ void __launch_bounds__(32 * kMaxModeWarps, BATCH == 1 ? 4 : BATCH == 
     }
 }
 
-template <bool SPLIT, bool EVEN> auto kernel_for(const ProductPlan &p) -> void (*)(ProductArguments) {
+template <typename P, bool EVEN> auto kernel_for(const ProductPlan &p, bool channels_last) -> void (*)(ProductArguments) {
     const auto choose = [&](auto batch) -> void (*)(ProductArguments) {
         constexpr int BATCH = decltype(batch)::value;
+        if (channels_last) return multiply_channels<BATCH, P, EVEN>;
         switch (p.modes) {
-        case 1: return multiply_modes_kernel<BATCH, 1, SPLIT, EVEN>;
-        case 2: return multiply_modes_kernel<BATCH, 2, SPLIT, EVEN>;
-        default: return multiply_modes_kernel<BATCH, 4, SPLIT, EVEN>;
+        case 1: return multiply_modes_kernel<BATCH, 1, P, EVEN>;
+        case 2: return multiply_modes_kernel<BATCH, 2, P, EVEN>;
+        default: return multiply_modes_kernel<BATCH, 4, P, EVEN>;
         }
     };
     switch (p.batch_fragments) {
@@ -246,6 +192,8 @@ extern "C" turbofno_status turbofno_multiply_modes(const turbofno_product *produ
     a.modes_w = product->modes;
     a.row_modes = product->row_modes;
     a.batch_tiles = int(p.batch_tiles);
+    a.tiles_each = int(p.tiles_each);
+    a.tile_groups = int(p.tile_groups);
     a.mode_tiles = int(p.mode_tiles);
     a.channel_groups = int(p.channel_groups);
     a.channel_tiles = p.channel_tiles;
@@ -255,10 +203,10 @@ extern "C" turbofno_status turbofno_multiply_modes(const turbofno_product *produ
     a.weights_ahead = p.weights_ahead;
     // Behind a transform of another axis they are: it has waited.
     a.weights_settled = product->weights_settled != 0 || product->others > 1;
-    const bool even = product->c_out % 2 == 0;
+    const bool even = product->c_out % 2 == 0, last = product->channels_last != 0;
     const auto kernel = product->precision == TURBOFNO_FP32
-                            ? (even ? kernel_for<true, true>(p) : kernel_for<true, false>(p))
-                            : (even ? kernel_for<false, true>(p) : kernel_for<false, false>(p));
+                            ? (even ? kernel_for<PrecisionFp32, true>(p, last) : kernel_for<PrecisionFp32, false>(p, last))
+                            : (even ? kernel_for<PrecisionTf32, true>(p, last) : kernel_for<PrecisionTf32, false>(p, last));
     allow_shared_memory(kernel, kMaxSharedBytes);
     return launch_pdl(kernel, dim3(unsigned(p.blocks)), p.threads, size_t(p.shared_bytes), stream, a);
 }

@@ -35,25 +35,42 @@ __device__ float block_sum(float value, float *shared) {
 }
 
 struct SpectralMoments {
-    const float2 *spectra; // [series][outer][modes]
+    const float2 *spectra; // [batch][channels][outer][modes] or [batch][outer][modes][channels]
     float2 *moments;
     int64_t outer;
-    int points, modes;
+    int points, modes, channels, channel_groups;
 };
 
-__global__ void __launch_bounds__(kThreads) moments_of_spectra(const SpectralMoments a) {
-    __shared__ float shared[kThreads / 32];
+// A block takes CHANNELS neighbouring channels of a batch element: one, or several where the channels are last.
+template <int CHANNELS> __global__ void __launch_bounds__(kThreads) moments_of_spectra(const SpectralMoments a) {
+    constexpr int kParts = kThreads / CHANNELS; // threads of a channel
+    __shared__ float shared[CHANNELS == 1 ? kThreads / 32 : kThreads];
     pdl_wait();
-    const float2 *from = a.spectra + int64_t(blockIdx.x) * a.outer * a.modes;
+    const int64_t count = a.outer * a.modes, b = blockIdx.x / a.channel_groups;
+    const int part = threadIdx.x / CHANNELS;
+    const int channel = int(blockIdx.x % a.channel_groups) * CHANNELS + int(threadIdx.x % CHANNELS);
+    const bool exists = channel < a.channels;
+    const int stride = CHANNELS == 1 ? 1 : a.channels; // from one mode to the next
+    const float2 *from = a.spectra + b * count * a.channels + (exists ? channel : 0) * (CHANNELS == 1 ? count : 1);
+    const auto sum_of_channel = [&](float value) { // returned to all of its threads
+        if constexpr (CHANNELS == 1) return block_sum(value, shared);
+        __syncthreads();
+        shared[threadIdx.x] = value;
+        __syncthreads();
+        float sum = 0.0f;
+#pragma unroll
+        for (int p = 0; p < kParts; ++p) sum += shared[p * CHANNELS + threadIdx.x % CHANNELS];
+        return sum;
+    };
     const float first = from[0].x;
     float sum = 0.0f;
-    for (int64_t o = threadIdx.x; o < a.outer; o += kThreads) sum += from[o * a.modes].x - first;
-    const float mean = first + block_sum(sum, shared) / float(a.outer);
+    for (int64_t o = part; o < a.outer; o += kParts) sum += from[o * a.modes * stride].x - first;
+    const float mean = first + sum_of_channel(sum) / float(a.outer);
     float squares = 0.0f;
-    const int64_t count = a.outer * a.modes;
-    for (int64_t i = threadIdx.x; i < count; i += kThreads) {
+#pragma unroll 4
+    for (int64_t i = part; i < count; i += kParts) {
         const int k = int(i % a.modes);
-        const float2 c = from[i];
+        const float2 c = from[i * stride];
         if (k == 0) {
             squares += (c.x - mean) * (c.x - mean);
         } else if (2 * k == a.points) {
@@ -62,8 +79,8 @@ __global__ void __launch_bounds__(kThreads) moments_of_spectra(const SpectralMom
             squares += 2.0f * (c.x * c.x + c.y * c.y);
         }
     }
-    const float variance = block_sum(squares, shared) / float(a.outer);
-    if (threadIdx.x == 0) a.moments[blockIdx.x] = {mean, variance};
+    const float variance = sum_of_channel(squares) / float(a.outer);
+    if (part == 0 && exists) a.moments[b * a.channels + channel] = {mean, variance};
     pdl_trigger();
 }
 
@@ -212,9 +229,12 @@ extern "C" size_t turbofno_moments_workspace_bytes(const turbofno_moments *m) {
 extern "C" turbofno_status turbofno_spectral_moments(const turbofno_moments *m, CUstream_st *stream) {
     using namespace turbofno;
     if (m->spectra == nullptr || m->moments == nullptr) return TURBOFNO_NULL_POINTER;
+    constexpr int kTogether = 8; // channels of a block, two sectors of 32 bytes
+    const int groups = m->channels_last ? ceil_div(m->channels, kTogether) : m->channels;
     const SpectralMoments a{reinterpret_cast<const float2 *>(m->spectra), reinterpret_cast<float2 *>(m->moments), m->outer,
-                      m->points, m->modes};
-    return launch_pdl(moments_of_spectra, dim3(unsigned(m->batch * m->channels)), kThreads, 0, stream, a);
+                            m->points, m->modes, m->channels, groups};
+    const auto kernel = m->channels_last ? moments_of_spectra<kTogether> : moments_of_spectra<1>;
+    return launch_pdl(kernel, dim3(unsigned(m->batch * groups)), kThreads, 0, stream, a);
 }
 
 extern "C" turbofno_status turbofno_field_moments(const turbofno_moments *m, CUstream_st *stream) {

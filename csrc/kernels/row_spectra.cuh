@@ -4,6 +4,7 @@
 
 #include "b_operand.cuh"
 #include "complex.cuh"
+#include "spectra_layout.cuh"
 #include "tile_fields.cuh"
 
 #include <type_traits>
@@ -52,35 +53,64 @@ struct SpectraBlock {
     // use(i, from, exists) for the eight values.
     template <typename Use>
     __device__ __forceinline__ void for_values(const turbofno_tile &t, const TilePosition &at, const Use &use) const {
-        const int64_t stride = t.outer * t.modes; // from one channel to the next
-        const auto *all = reinterpret_cast<const float2 *>(t.mixed) + (int64_t(at.b) * t.channels * t.outer + at.o) * t.modes;
-        const float2 *const first = all + channel * stride + mode, *const second = first + 2 * stride;
+        const SpectraLayout layout(t.mixed_channels_last, t.channels, t.outer, t.modes);
+        const auto *all = reinterpret_cast<const float2 *>(t.mixed) + at.b * layout.batch + at.o * layout.row;
+        const float2 *const first = all + channel * layout.channel + mode * layout.mode;
+        const float2 *const second = first + 2 * layout.channel;
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             const bool exists = mode + modes_on(i) < t.modes && channel + channels_on(i) < t.channels;
-            use(i, exists ? (channels_on(i) ? second : first) + modes_on(i) : all, exists);
+            use(i, exists ? (channels_on(i) ? second : first) + modes_on(i) * layout.mode : all, exists);
         }
     }
 
-    // Index of the value among the copied ones (copied_words in tile_plan.h); beyond its end for modes that no lane has.
+    // Index of the value among the copied ones (copied_words in tile_plan.h); beyond its end for modes that no lane has. Of four
+    // channels 4q .. 4q + 3 (q = lane / 8) the first two lie side by side, and the last two.
     __device__ __forceinline__ int slot(int i, int modes, int lane) const {
         const int quads = ceil_div(modes, 4), quad = 4 * chunk + modes_on(i) / 4;
-        return ((pair * quads + quad) * 2 + channels_on(i) / 2) * kLanes + lane;
+        return ((pair * quads + quad) * 2 + channels_on(i) / 2) * kLanes + lane / 8 * 8 + lane % 4 * 2 + lane / 4 % 2;
     }
     __device__ __forceinline__ bool is_copied(int i, int modes) const { return 16 * chunk + modes_on(i) < modes; }
 };
 
-// Starts to copy a row's mixed spectra to shared memory, where `stage_spectra` finds them. Every lane copies what it will read.
+// Starts to copy a row's mixed spectra to shared memory, where `stage_spectra` finds them. The lanes of a warp copy what they
+// will read.
 __device__ __forceinline__ void copy_spectra(float2 *to, const turbofno_tile &t, const TilePosition &at, int pairs,
                                              int first_channel, const WarpGroupContext &group) {
-    const int blocks = ceil_div(2 * t.modes, 32) * pairs;
+    const int blocks = ceil_div(2 * t.modes, 32) * pairs, lane = group.lane;
+    const bool in_pairs = t.mixed_channels_last != 0 && t.channels % 2 == 0; // which are 16 aligned bytes
     for (int index = group.rank; index < blocks; index += group.size) {
-        const SpectraBlock block(index, pairs, first_channel, group.lane);
+        const SpectraBlock block(index, pairs, first_channel, lane);
+        if (in_pairs) { // a lane copies two neighbouring channels, 4q and 4q + 1 or 4q + 2 and 4q + 3
+            const int second = lane / 4 % 2, channel = block.channel + second;
+            const auto *all = reinterpret_cast<const float2 *>(t.mixed) + (int64_t(at.b) * t.outer + at.o) * (t.modes * t.channels);
+            const float2 *from = all + block.mode * t.channels + channel;
+            float2 *slot = to + block.slot(2 * second, t.modes, lane) - second;
+#pragma unroll
+            for (int m = 0; m < 4; ++m, from += 4 * t.channels, slot += 2 * kLanes) {
+                const bool exists = block.mode + 4 * m < t.modes && channel < t.channels;
+                if (16 * block.chunk + 4 * m < t.modes) copy_async<16>(slot, exists ? from : all, exists);
+            }
+            continue;
+        }
         block.for_values(t, at, [&](int i, const float2 *from, bool exists) {
-            if (block.is_copied(i, t.modes)) copy_async<8>(to + block.slot(i, t.modes, group.lane), from, exists);
+            if (block.is_copied(i, t.modes)) copy_async<8>(to + block.slot(i, t.modes, lane), from, exists);
         });
     }
     commit_copies();
+}
+
+// Reads what a lane has of a block, from memory or, unless that is null, as `copy_spectra` left it.
+__device__ __forceinline__ void read_spectra(float2 (&z)[8], const SpectraBlock &block, const float2 *copied,
+                                             const turbofno_tile &t, const TilePosition &at, int lane) {
+    if (copied == nullptr) {
+        block.for_values(t, at, [&](int i, const float2 *from, bool exists) { if (exists) z[i] = *from; });
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        if (block.is_copied(i, t.modes)) z[i] = copied[block.slot(i, t.modes, lane)];
+    }
 }
 
 // Stages a row's mixed spectra as a B operand: times the phases of a segment and a factor for each channel, unless null.
@@ -91,18 +121,14 @@ __device__ void stage_spectra(uint4 *to, const float2 *copied, const turbofno_ti
                               const WarpGroupContext &group) {
     const int blocks = ceil_div(2 * t.modes, 32) * pairs;
     float *inv_scales = inv_scales_of<P>(to, 2 * t.modes, pairs);
-    if (copied != nullptr) wait_copies<0>();
+    if (copied != nullptr) {
+        wait_copies<0>();
+        __syncwarp();
+    }
     for (int index = group.rank; index < blocks; index += group.size) {
         const SpectraBlock block(index, pairs, first_channel, group.lane);
         float2 z[8] = {};
-        if (copied != nullptr) {
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                if (block.is_copied(i, t.modes)) z[i] = copied[block.slot(i, t.modes, group.lane)];
-            }
-        } else {
-            block.for_values(t, at, [&](int i, const float2 *from, bool exists) { if (exists) z[i] = *from; });
-        }
+        read_spectra(z, block, copied, t, at, group.lane);
         if (phases != nullptr) {
 #pragma unroll
             for (int i = 0; i < 8; ++i) z[i] = product(z[i], __ldg(phases + min(block.mode + block.modes_on(i), t.modes - 1)));
@@ -269,8 +295,7 @@ template <int FRAGMENTS>
 __device__ __forceinline__ void write_spectra(float2 *to, const float4 *sums, int sums_words, const turbofno_tile &t,
                                               int columns, int first_channel, const WarpGroupContext &group) {
     const int mode0 = group.lane % 4, channel0 = first_channel + channel_of(0, group.lane / 4);
-    const int64_t stride = t.outer * t.next_modes; // from one channel to the next
-    to += channel0 * stride + mode0;
+    const ChannelsWriter write(t, to, mode0, channel0, group.lane);
     int m = 0, n = group.rank;
     for (const float4 *from = sums + group.rank * kLanes + group.lane; m < FRAGMENTS / 2;
          from += group.size * kLanes, n += group.size) {
@@ -281,10 +306,7 @@ __device__ __forceinline__ void write_spectra(float2 *to, const float4 *sums, in
             const float4 more = from[other * sums_words];
             sum = {sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w};
         }
-        if (4 * n + mode0 >= t.next_modes) continue;
-        float2 *at = to + 16 * m * stride + 4 * n;
-        if (channel0 + 16 * m < t.channels) *at = {sum.x, sum.y};
-        if (channel0 + 16 * m + 2 < t.channels) at[2 * stride] = {sum.z, sum.w};
+        write(4 * n, 16 * m, {sum.x, sum.y}, {sum.z, sum.w});
     }
 }
 
@@ -371,16 +393,13 @@ template <typename P, int FRAGMENTS> struct WgmmaSums {
     __device__ __forceinline__ void write(float2 *to, const turbofno_tile &t, int first_channel,
                                           const WarpGroupContext &group) const {
         const int mode0 = group.lane % 4, channel0 = first_channel + 16 * group.rank + channel_of(0, group.lane / 4);
-        const int64_t stride = t.outer * t.next_modes; // from one channel to the next
+        const ChannelsWriter write(t, to, mode0, channel0, group.lane);
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
             for (int n = 0; n < kColumns; ++n) {
-                const int mode = 4 * n + mode0, channel = channel0 + 64 * block;
-                if (mode >= t.next_modes) continue;
                 const float(&v)[4] = sums[block][n];
-                if (channel < t.channels) to[channel * stride + mode] = {v[0], v[1]};
-                if (channel + 2 < t.channels) to[(channel + 2) * stride + mode] = {v[2], v[3]};
+                write(4 * n, 64 * block, {v[0], v[1]}, {v[2], v[3]});
             }
         }
     }

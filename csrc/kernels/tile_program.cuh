@@ -404,9 +404,9 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
             }
         }
         if (columns > 0) {
-            const int64_t place = int64_t(unit.at.b) * t.channels * outer + unit.at.o;
-            const int64_t part = plan.splits > 1 ? int64_t(unit.split) * rows * t.channels : 0;
-            auto *const to = reinterpret_cast<float2 *>(a.next) + (part + place) * t.next_modes;
+            const SpectraLayout layout(t.spectra_channels_last, t.channels, t.outer, t.next_modes);
+            const int64_t part = plan.splits > 1 ? unit.split * t.batch * layout.batch : 0;
+            auto *const to = reinterpret_cast<float2 *>(a.next) + part + unit.at.b * layout.batch + unit.at.o * layout.row;
             if constexpr (WGMMA) {
                 wgmma_sums.write(to, t, first_channel, group);
             } else {

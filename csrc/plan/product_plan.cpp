@@ -7,6 +7,10 @@ namespace {
 
 constexpr int kMaxOthers = 1 << 24;
 constexpr int kLatencyBlocks = 3; // of a multiprocessor
+constexpr int kBusyWarps = 12; // of a multiprocessor
+constexpr int kMaxWeightBytes = 48 * 1024; // of a mode, all on chip
+constexpr int kMultiprocessorBytes = 200 * 1024; // of shared memory
+constexpr int kWaves = 4; // of blocks, so that the last one is short
 
 // Pitch between batch elements in shared memory: few bank conflicts when 4 elements x 4 channels are read, and even where two
 // modes are copied at once.
@@ -27,20 +31,52 @@ ProductPlan product_plan(const turbofno_product &product, int batch_fragments, i
     p.channel_tiles = channel_tiles;
     p.weight_stages = all_weights ? chunks : kWeightsAhead + 1;
     p.weights_ahead = all_weights ? chunks : kWeightsAhead;
-    p.batch_tiles = ceil_div(product.batch, int64_t(8 * batch_fragments));
-    p.mode_tiles = ceil_div(product.modes, modes);
+    p.tiles_each = 1;
+    p.batch_tiles = p.tile_groups = ceil_div(product.batch, int64_t(8 * batch_fragments));
+    p.mode_tiles = ceil_div(product.row_modes, modes);
     p.channel_groups = ceil_div(product.c_out, 16 * channel_tiles);
     p.blocks = p.batch_tiles * p.mode_tiles * p.channel_groups * product.others;
     p.threads = 32 * modes * channel_tiles;
     p.shared_in = shared_pitch(chunks * 8, modes);
-    p.shared_out = shared_pitch(16 * channel_tiles, modes);
+    p.shared_out = product.channels_last ? 0 : shared_pitch(16 * channel_tiles, modes);
     p.shared_bytes = 32 * p.weight_stages * p.threads + 8 * 8 * batch_fragments * std::max(p.shared_in, p.shared_out);
+    if (product.channels_last) p.shared_bytes += 4 * p.weight_stages * channel_tiles; // scales of weights
+    return p;
+}
+
+// Blocks that run at once, about.
+int64_t blocks_at_once(const ProductPlan &p, int multiprocessors) {
+    const int registers = p.batch_fragments == 4 ? 128 : p.batch_fragments == 2 ? 80 : 64;
+    const int by_memory = kMultiprocessorBytes / (p.shared_bytes + 1024), by_registers = 65536 / (registers * p.threads);
+    return int64_t(multiprocessors) * std::max(1, std::min({by_memory, by_registers, 32}));
+}
+
+// With the channels last a block has one mode. Tiles of the batch are small enough for many warps. Where more blocks are left
+// than run at once, and the weights are on chip, each takes several tiles.
+ProductPlan plan_of_channels(const turbofno_product &product) {
+    const int weights = 8 * ceil_div(product.c_in, 8) * 8 * 16 * even_piece(ceil_div(product.c_out, 16), kMaxModeWarps);
+    const bool all_weights = weights <= kMaxWeightBytes;
+    ProductPlan p{};
+    for (int batch_fragments : {4, 2, 1}) {
+        p = product_plan(product, batch_fragments, 1, all_weights);
+        const int64_t warps = p.blocks * (p.threads / 32);
+        const bool busy = warps >= kBusyWarps * int64_t(product.multiprocessors);
+        const bool full = product.batch > 4 * batch_fragments; // more than half of the batch tile is there
+        if (busy && full && p.shared_bytes <= kMaxSharedBytes) break;
+    }
+    const int64_t at_once = blocks_at_once(p, product.multiprocessors), units = p.blocks / p.batch_tiles;
+    if (!all_weights || p.blocks <= at_once) return p;
+    const int64_t groups = units <= at_once ? at_once / units : ceil_div(kWaves * at_once, units);
+    p.tiles_each = ceil_div(p.batch_tiles, std::min(groups, p.batch_tiles));
+    p.tile_groups = ceil_div(p.batch_tiles, p.tiles_each);
+    p.blocks = units * p.tile_groups;
     return p;
 }
 
 } // namespace
 
 ProductPlan plan(const turbofno_product &product) {
+    if (product.channels_last) return plan_of_channels(product);
     // Where all blocks run at once, latency counts: small ones, with all of their weights on chip.
     ProductPlan p = product_plan(product, 1, std::min(product.modes, 2), true);
     if (p.blocks <= kLatencyBlocks * int64_t(product.multiprocessors) && p.shared_bytes <= kMaxSharedBytes) return p;

@@ -8,11 +8,12 @@
 namespace turbofno {
 
 struct ProductPlan {
-    int batch_fragments; // of 8 batch elements each, in a block: 1, 2 or 4
+    int batch_fragments; // of 8 batch elements each, in a tile: 1, 2 or 4
     int modes; // of the last axis, in a block: 1, 2 or 4
     int channel_tiles; // of 16 output channels each, in a block
     int weight_stages, weights_ahead; // in shared memory, of 8 input channels each; copied ahead of their use
-    int64_t batch_tiles, mode_tiles, channel_groups, blocks;
+    int64_t tiles_each; // batch tiles that a block takes in turns; more than one only with all of its weights on chip
+    int64_t batch_tiles, tile_groups, mode_tiles, channel_groups, blocks;
     int threads;
     int shared_in, shared_out; // complex numbers from one batch element to the next in shared memory
     int shared_bytes;

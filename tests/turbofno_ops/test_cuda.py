@@ -95,8 +95,10 @@ def test_layer_equals_float64_on_random_shapes(draw: int) -> None:
     poison()
     ours = fourier_layer(*given, **moved, activation=activation, backend="cuda")
     theirs = fourier_layer(*given, **moved, activation=activation, backend="reference")
-    limit = max(2 * relative_l2(theirs.cpu(), truth), FLOAT32_ERROR)
-    assert relative_l2(ours.cpu(), truth) <= limit, (shape, activation)
+    # a rectifier may leave next to nothing, and then the rounding of all else
+    least = max(float(truth.norm()), 0.1 * float(to_activate.norm()))
+    of_ours, of_theirs = (float((y.cpu().double() - truth).norm()) / least for y in (ours, theirs))
+    assert of_ours <= max(2 * of_theirs, FLOAT32_ERROR), (shape, activation)
     for precision, coarse in COARSE_ERRORS.items():
         poison()
         ours = fourier_layer(

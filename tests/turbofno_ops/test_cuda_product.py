@@ -15,9 +15,10 @@ from tests.turbofno_ops.test_axis_tables import transform
 from turbofno_ops import _cuda_product, _gemm
 from turbofno_ops._channels import mix
 from turbofno_ops._cuda_product import CudaProduct
-from turbofno_ops._native import Product, Spectral, Transform
+from turbofno_ops._native import Fft, Product, Spectral, Transform
 from turbofno_ops._slab import Slab
 from turbofno_ops._spectral_product import ProductShape, launches
+from turbofno_ops._support import A100
 
 CPU = torch.device("cpu")
 _tables: dict[int, torch.Tensor] = {}
@@ -52,16 +53,44 @@ def computed(name: str, a: Any) -> None:
     if isinstance(a, Spectral):
         computed_whole(a)
         return
+    if isinstance(a, Fft):
+        computed_fft(a)
+        return
     assert isinstance(a, Product)
-    rows = a.batch * a.row_modes
-    z = memory(a.input, a.others * a.in_pitch).view(a.others, a.in_pitch)[:, : rows * a.c_in]
-    z = z.view(a.others, a.batch, a.c_in, a.row_modes)[..., : a.modes]
+
+    def modes_of(address: int, pitch: int, channels: int) -> torch.Tensor:
+        rows = memory(address, a.others * pitch).view(a.others, pitch)
+        rows = rows[:, : a.batch * channels * a.row_modes]
+        if a.channels_last:
+            return rows.unflatten(1, (a.batch, a.row_modes, channels)).transpose(-1, -2)
+        return rows.unflatten(1, (a.batch, channels, a.row_modes))
+
+    z = modes_of(a.input, a.in_pitch, a.c_in)[..., : a.modes]
     weight = memory(a.weight, a.others * a.modes * a.c_in * a.c_out)
     weight = weight.view(a.others, a.modes, a.c_in, a.c_out)
-    out = memory(a.out, a.others * a.out_pitch).view(a.others, a.out_pitch)[:, : rows * a.c_out]
-    out = out.view(a.others, a.batch, a.c_out, a.row_modes)
+    out = modes_of(a.out, a.out_pitch, a.c_out)
     out[..., a.modes :] = 0
     out[..., : a.modes] = torch.einsum("kbcm,kmco->kbom", z, weight)
+
+
+def computed_fft(a: Fft) -> None:
+    """Compute truncated complex FFTs of lines."""
+
+    def lines(address: int, outer: int, inner: int, point: int, count: int) -> torch.Tensor:
+        last = (a.outer - 1) * outer + (a.inner - 1) * inner + (count - 1) * point
+        shape, strides = (a.outer, a.inner, count), (outer, inner, point)
+        return memory(address, last + 1).as_strided(shape, strides)
+
+    given = a.in_head + a.in_tail, a.out_head + a.out_tail
+    z = lines(a.input, a.in_outer, a.in_inner, a.in_point, given[0])
+    out = lines(a.out, a.out_outer, a.out_inner, a.out_point, given[1])
+    line = torch.zeros(a.outer, a.inner, a.points, dtype=torch.complex64)
+    line[..., : a.in_head] = z[..., : a.in_head]
+    line[..., a.points - a.in_tail :] = z[..., a.in_head :]
+    done = torch.fft.ifft(line, norm="forward") if a.inverse else torch.fft.fft(line)
+    done *= a.scale
+    out[..., : a.out_head] = done[..., : a.out_head]
+    out[..., a.out_head :] = done[..., a.points - a.out_tail :]
 
 
 def exponentials(table: torch.Tensor, points: int, kept: int) -> torch.Tensor:
@@ -137,7 +166,7 @@ def product(
         out_size,
         device=CPU,
         precision="fp32",
-        multiprocessors=100,
+        limits=A100,
         clusters=clusters,
         settled=True,
         slab=slab,
@@ -177,7 +206,10 @@ def test_mix_whole_and_in_slabs(draw: int) -> None:
     weight = torch.randn(*modes, c_in, c_out, dtype=torch.complex64)
     z = mix(_gemm.analyze_others(spectra, modes[:-1]), weight)
     expected = _gemm.synthesize_others(z, out_size[:-1])
-    assert relative(product(None, size, modes, out_size)(spectra, weight), expected) < 1e-5
+    whole = product(None, size, modes, out_size)
+    channels_last = spectra.movedim(1, -1).contiguous().movedim(-1, 1)
+    for given in (spectra, channels_last):
+        assert relative(whole(given, weight), expected) < 1e-5
 
     group = slabs(count)
     parts = [product(slab, size, modes, out_size) for slab in group]
@@ -210,6 +242,27 @@ def test_small_products_are_one_launch(draw: int, launched: list[str]) -> None:
     assert (found[..., modes[1] :] == 0).all()
 
 
+@pytest.mark.usefixtures("served_shapes")
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_many_modes_of_powers_of_two_are_transformed_by_ffts(
+    channels_last: bool, launched: list[str]
+) -> None:
+    size, out_size, modes = (64, 9, 16), (128, 12, 16), (32, 5, 3)
+    spectra = torch.randn(2, 3, *size[:2], 4, dtype=torch.complex64)
+    weight = torch.randn(*modes, 3, 5, dtype=torch.complex64)
+    z = mix(_gemm.analyze_others(spectra[..., :3], modes[:2]), weight)
+    expected = _gemm.synthesize_others(z, out_size[:2])
+    if channels_last:
+        spectra = spectra.movedim(1, -1).contiguous().movedim(-1, 1)
+    found = product(None, size, modes, out_size)(spectra, weight)
+    assert launched == [
+        "transform_axis", "mixed_radix_fft", "multiply_modes", "mixed_radix_fft", "transform_axis"
+    ]  # fmt: skip
+    assert relative(found[..., :3], expected) < 1e-6
+    assert (found[..., 3:] == 0).all()
+    assert found.movedim(1, -1).is_contiguous() == channels_last
+
+
 SEPARATE = ["transform_axis", "multiply_modes", "transform_axis"]
 
 
@@ -222,7 +275,13 @@ SEPARATE = ["transform_axis", "multiply_modes", "transform_axis"]
         ({"batch": 8}, SEPARATE),
         ({"size": (421, 421), "out_size": (64, 64)}, ["spectral_product"]),
         ({"modes": (16, 9), "size": (16, 16), "out_size": (16, 16)}, SEPARATE),
-        ({"modes": (128, 64), "size": (256, 256), "out_size": (256, 256)}, SEPARATE),
+        ({"modes": (64, 32), "size": (421, 421), "out_size": (421, 421)}, SEPARATE),
+        (
+            {"modes": (128, 64), "size": (256, 256), "out_size": (256, 256)},
+            ["mixed_radix_fft", "multiply_modes", "mixed_radix_fft"],
+        ),
+        ({"channels_last": True}, SEPARATE),
+        ({"modes": (64, 32), "cut": True, "clusters": 0}, SEPARATE),
         ({"c_in": 33}, SEPARATE),
         ({"clusters": 0}, SEPARATE),
         ({"size": (128,), "out_size": (128,), "modes": (16,)}, ["multiply_modes"]),
@@ -237,6 +296,7 @@ def test_one_launch_where_it_is_served_and_faster(
 ) -> None:
     of: dict[str, Any] = {
         "batch": 1, "c_in": 64, "c_out": 64, "size": (128, 128), "out_size": (128, 128),
-        "modes": (16, 9), "precision": "fp32", "multiprocessors": 132, "clusters": 8,
+        "modes": (16, 9), "precision": "fp32", "multiprocessors": 132, "shared_bytes": 232448,
+        "clusters": 8,
     }  # fmt: skip
     assert [one.name for one in launches(ProductShape(**of | changes))] == names

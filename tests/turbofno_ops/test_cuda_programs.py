@@ -368,6 +368,8 @@ def test_drawn_mixes_equal_float64(draw: int, precision: str) -> None:
     last = modes[-1]
     row = row_modes(last, min(size[-1], out_size[-1]))
     spectra = torch.randn(batch, c_in, *size[:-1], row, dtype=torch.complex64, device="cuda")
+    if rng.random() < 0.5:  # the channels last in memory
+        spectra = spectra.movedim(1, -1).contiguous().movedim(-1, 1)
     weight = torch.randn(*modes, c_in, c_out, dtype=torch.complex64, device="cuda")
     ours = CudaStages(
         size, modes, device=torch.device("cuda"), precision=precision, out_size=out_size
@@ -379,9 +381,14 @@ def test_drawn_mixes_equal_float64(draw: int, precision: str) -> None:
     plain = TorchStages(size, modes, out_size)
     truth = plain.mix(spectra.to(torch.complex128), weight.to(torch.complex128))
     least, times = LIMITS[precision]
-    # 1.5 times the limit: terms may cancel in a sum of few
-    allowed = max(1.5 * least, times * relative_l2(plain.mix(spectra, weight), truth))
-    assert relative_l2(found, truth) <= allowed, (size, out_size, modes, batch, c_in, c_out)
+    # of a few results the norm may be small by chance, their error is not
+    many = torch.randn(*modes, c_in, 64, dtype=torch.complex64, device="cuda")
+    norm = max(float(truth.norm()), float(plain.mix(spectra, many).norm()) * (c_out / 64) ** 0.5)
+    of_ours, of_plain = (
+        float((y - truth).norm()) / norm for y in (found, plain.mix(spectra, weight))
+    )
+    allowed = max(1.5 * least, times * of_plain)
+    assert of_ours <= allowed, (size, out_size, modes, batch, c_in, c_out)
 
 
 @needs_kernels

@@ -361,7 +361,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
     monkeypatch.setattr(_choice, "refusal", _refusal_on_a_cpu)
     monkeypatch.setattr(_native, "launch", made.launch)
     monkeypatch.setattr(_native, "refusal", fft_contract.refusal)
-    monkeypatch.setattr(_kernels, "_table", _table)
+    monkeypatch.setattr(_kernels, "table_of", _table)
     # no plans of other tests, and none left to them
     monkeypatch.setattr(_gemm._tables, "_kept", OrderedDict())
     monkeypatch.setattr(_gemm._tables, "nbytes", 0)
@@ -370,7 +370,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
     _forget()
 
 
-TABLE = _kernels._table
+TABLE = _kernels.table_of
 
 
 def _forget() -> None:
@@ -405,7 +405,7 @@ def emulated(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> Kernels:
 
     monkeypatch.setattr(_native, "refusal", refusal)
     monkeypatch.setattr(_native, "launch", launch)
-    monkeypatch.setattr(_kernels, "_table", TABLE)
+    monkeypatch.setattr(_kernels, "table_of", TABLE)
     return kernels
 
 
@@ -605,7 +605,7 @@ def test_used_tables_outlive_the_cache(kernels: Kernels, monkeypatch: pytest.Mon
         made.append(weakref.ref(found))
         return found
 
-    monkeypatch.setattr(_kernels, "_table", table)
+    monkeypatch.setattr(_kernels, "table_of", table)
     x = torch.randn(4, 16)
     kernels.memory = fft_contract.Memory()
     kernels.memory.known.append(x)

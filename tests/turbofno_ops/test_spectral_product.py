@@ -14,7 +14,7 @@ from tests.turbofno_ops.on_gpu import needs_kernels, poison
 from turbofno_ops import _gemm
 from turbofno_ops._channels import mix
 from turbofno_ops._cuda_product import CudaProduct
-from turbofno_ops._support import device_clusters
+from turbofno_ops._support import device_clusters, device_limits
 
 DEVICE = torch.device("cuda", 0)
 LAST = 64  # points of the last axis
@@ -40,7 +40,7 @@ def product(
         (out_rows, LAST),
         device=DEVICE,
         precision="fp32",
-        multiprocessors=132,
+        limits=device_limits(DEVICE),
         clusters=clusters,
         settled=settled,
         slab=None,
@@ -48,7 +48,7 @@ def product(
 
 
 def names(of: CudaProduct, batch: int, weight: torch.Tensor) -> list[str]:
-    return [one.name for one in of._planned(batch, *weight.shape[-2:])]
+    return [one.name for one in of._planned(batch, *weight.shape[-2:], False)]
 
 
 def computed(spectra: torch.Tensor, weight: torch.Tensor, out_rows: int) -> torch.Tensor:

@@ -36,7 +36,7 @@ class _Prepared:
     def __init__(self, of: Problem, device: torch.device) -> None:
         self.plan = plan_of(of)
         self._tables = {
-            key: _table(*key, device)
+            key: table_of(*key, device)
             for key in {_key(step) for step in self.plan.steps if isinstance(step, Launch)}
         }
         # the tables are counted by their own cache
@@ -58,7 +58,8 @@ def _key(launch: Launch) -> tuple[int, _Dense | None]:
 
 
 @_tables.cached
-def _table(points: int, dense: _Dense | None, device: torch.device) -> torch.Tensor:
+def table_of(points: int, dense: _Dense | None, device: torch.device) -> torch.Tensor:
+    """Return the table of the mixed-radix kernel or, with `dense`, that of the dense one."""
     with torch.inference_mode(False):
         table = roots(points) if dense is None else dense_table(points, *dense)
         return table.to(device)

@@ -245,6 +245,13 @@ template <typename T> T __reduce_add_sync(unsigned mask, T value) {
     return cuda_on_cpu::reduce(mask, "reduce_add", value, [](T a, T b) { return T(a + b); });
 }
 
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+    const unsigned long long bytes = static_cast<unsigned long long>(y) << 32 | x;
+    unsigned result = 0;
+    for (int i = 0; i < 4; ++i) result |= unsigned(bytes >> (8 * (selector >> (4 * i) & 7)) & 255) << (8 * i);
+    return result;
+}
+
 template <typename T> T __ldg(const T *from) { return *from; }
 template <typename T> T __ldcs(const T *from) { return *from; }
 template <typename T> T __ldcg(const T *from) { return *from; }
