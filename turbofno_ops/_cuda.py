@@ -327,8 +327,9 @@ class CudaStages:
     def _analyze(self, planned: _Analysis, field: ChannelsLast) -> torch.Tensor:
         arguments = RowAnalysis.from_buffer_copy(planned.structure)
         of = (arguments.batch, arguments.channels, *planned.shape.grid[:-1], arguments.modes)
-        spectra = self._new_spectra(of)
-        arguments.channels_last = not spectra.is_contiguous()
+        last = self.mix.wants_channels_last(*of[:2])
+        spectra = _spectra.empty(of, self._device, channels_last=last)
+        arguments.channels_last = last
         workspace = self._workspace(planned.workspace_bytes)
         arguments.field, arguments.spectra = field.unsplit().data_ptr(), spectra.data_ptr()
         arguments.table, arguments.workspace = planned.table.data_ptr(), workspace.data_ptr()
@@ -375,7 +376,7 @@ class CudaStages:
                 case Restore():
                     to.field = pointer(_required(given.saved).unsplit())
                 case Synthesis():
-                    mixed, tile.mixed_channels_last = _spectra.array_of(_required(given.mixed))
+                    mixed, tile.channels_last = _spectra.array_of(_required(given.mixed))
                     tile.mixed = pointer(mixed)
                 case Normalize():
                     factor, offset = self._norm(step, steps[0], shape, given, tile.width)
@@ -403,9 +404,13 @@ class CudaStages:
                         saved = field
                 case Analyze():
                     of = (shape.batch, tile.channels, *shape.grid[:-1], shape.next_modes)
-                    spectra = self._new_spectra(of)
+                    if not tile.modes:
+                        tile.channels_last = self.mix.wants_channels_last(
+                            shape.batch, tile.channels
+                        )
+                    last = bool(tile.channels_last)
+                    spectra = _spectra.empty(of, self._device, channels_last=last)
                     tile.spectra = pointer(spectra)
-                    tile.spectra_channels_last = not spectra.is_contiguous()
                 case Project():
                     out = torch.empty(shape.batch, to.channels, *shape.grid, device=self._device)
                     to.field = pointer(out)
@@ -415,10 +420,6 @@ class CudaStages:
         if saved is not None and isinstance(steps[-1], Save) and steps[-1].moments:
             moments = self._field_moments(saved, shape)
         return Results(x, saved, moments, spectra, out)
-
-    def _new_spectra(self, shape: tuple[int, ...]) -> torch.Tensor:
-        channels_last = self.mix.wants_channels_last(*shape[:2])
-        return _spectra.empty(shape, self._device, channels_last=channels_last)
 
     def _workspace(self, count: int) -> torch.Tensor:
         return torch.empty(count, dtype=torch.uint8, device=self._device)

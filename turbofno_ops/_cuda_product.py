@@ -11,7 +11,8 @@ from turbofno_ops._spectra import array_of
 from turbofno_ops._spectral_product import (
     ProductShape,
     SpectralLaunch,
-    has_one_launch,
+    channels_last_is_faster,
+    fft_is_faster,
     launches,
 )
 from turbofno_ops._support import Device
@@ -65,10 +66,13 @@ class CudaProduct:
         of_axes = [table for pair in self._axis_tables for table in pair]
         self._roots = {
             points: fft_kernels.table_of(points, None, device)
-            for points in {*self._size[:-1], *self._out_size[:-1]}
+            for grid in (size, out_size)
+            for points, count in zip(grid[:-1], modes[:-1], strict=True)
+            if slab is None and fft_is_faster(points, count, precision)
         }
         self.tables = [*of_axes, *self._phases, *self._folded_tables, *self._roots.values()]
-        # without a lock: two threads may plan the same shape, with equal results
+        # without locks: two threads may plan the same shape, with equal results
+        self._channels_last: dict[tuple[int, int], bool] = {}
         self._launches: dict[tuple[int, int, int, bool], tuple[SpectralLaunch, ...]] = {}
 
     def _cut(self, slab: Slab) -> None:
@@ -88,7 +92,7 @@ class CudaProduct:
     def __call__(self, spectra: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         batch, c_in, *_, row = spectra.shape
         c_out = weight.shape[-1]
-        z, channels_last = array_of(spectra)
+        z, channels_last = array_of(spectra if c_out % 2 == 0 else spectra.contiguous())
         for name, structure, elements, axis in self._planned(batch, c_in, c_out, channels_last):
             if isinstance(structure, Product):
                 z = self._multiply(z, weight, structure)
@@ -115,7 +119,11 @@ class CudaProduct:
 
     def wants_channels_last(self, batch: int, channels: int) -> bool:
         """Return True if spectra of so many channels are best given with the channels last in memory."""
-        return not has_one_launch(self._shape(batch, channels, channels, channels_last=False))
+        found = self._channels_last.get((batch, channels))
+        if found is None:
+            shape = self._shape(batch, channels, channels, channels_last=False)
+            found = self._channels_last[batch, channels] = channels_last_is_faster(shape)
+        return found
 
     def _planned(
         self, batch: int, c_in: int, c_out: int, channels_last: bool

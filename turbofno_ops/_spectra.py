@@ -1,4 +1,4 @@
-"""Spectra of the CUDA kernels in memory: [batch, channels, *others, row] as they are, or with the channels last.
+"""Spectra of the CUDA kernels in memory: [batch, channels, *others, row] as they are, or with an even number of channels last.
 
 They are tensors of the first shape either way. With the channels last, what the kernels read at once is whole lines of 128
 bytes.
@@ -22,5 +22,5 @@ def empty(shape: tuple[int, ...], device: torch.device, *, channels_last: bool) 
 
 def array_of(spectra: torch.Tensor) -> tuple[torch.Tensor, bool]:
     """Return the array that spectra lie in, copied if kernels could not read it, and whether its channels are last."""
-    channels_last = not spectra.is_contiguous()
+    channels_last = spectra.shape[1] % 2 == 0 and not spectra.is_contiguous()
     return readable(spectra.movedim(1, -1) if channels_last else spectra), channels_last

@@ -124,7 +124,7 @@ typedef struct {
     int32_t warpgroups; /* turbofno_device_warpgroups() of the device */
     int32_t weights_settled; /* 1: no kernel still in flight writes operands, vectors or tables */
     int32_t steps;
-    int32_t mixed_channels_last, spectra_channels_last; /* 1: as below, but [batch][outer][modes][channels] */
+    int32_t channels_last; /* 1: mixed and spectra are complex [batch][outer][modes][channels], even channels */
     const float *mixed; /* complex [batch][channels][outer][modes] */
     float *spectra; /* complex [batch][channels][outer][next_modes] */
     const void *synthesis; /* _cuda_tables.py, row_synthesis(points, modes, turbofno_tile_plan.segment_points) */
@@ -157,7 +157,7 @@ typedef struct {
     int32_t shared_bytes; /* opt-in shared memory per block of the device */
     int32_t warpgroups; /* turbofno_device_warpgroups() of the device */
     int32_t weights_settled; /* 1: no kernel still in flight writes the table */
-    int32_t channels_last; /* 1: spectra are complex [batch][outer][modes][channels] */
+    int32_t channels_last; /* 1: spectra are complex [batch][outer][modes][channels], even channels */
     const void *field; /* [batch][outer][points][channels rounded up to whole 16 bytes] */
     float *spectra; /* complex [batch][channels][outer][modes] */
     const void *table; /* _cuda_tables.py, field_analysis(points, modes) */
@@ -198,7 +198,7 @@ typedef struct {
     int32_t precision;
     int32_t multiprocessors;
     int32_t weights_settled; /* 1: no kernel still in flight writes the weight */
-    int32_t channels_last; /* 1: input and out as below, but of the pitches [batch][row_modes][channels] */
+    int32_t channels_last; /* 1: input and out as below, but of the pitches [batch][row_modes][channels], even channels */
     const float *input; /* complex [others][in_pitch], of these [batch][c_in][row_modes] */
     const float *weight; /* complex [others][modes][c_in][c_out] */
     float *out; /* complex [others][out_pitch], of these [batch][c_out][row_modes] */

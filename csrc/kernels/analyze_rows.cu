@@ -33,33 +33,33 @@ __device__ __forceinline__ void write(const AnalysisArguments &a, const float (&
     const int modes = a.of.modes, outer = int(a.of.outer), channels = a.of.channels, b = row / outer, o = row - b * outer;
     const int first = blockIdx.y * (4 * FRAGMENTS), end = min(modes, first + 4 * FRAGMENTS);
     const int g = lane / 4, channel0 = first_channel + 4 * (g / 2) + g % 2;
-    const SpectraLayout layout(a.of.channels_last, channels, outer, modes);
-    float2 *const to = a.to + (split * a.of.batch + b) * layout.batch + o * layout.row;
-    const ChannelsWriter write_channels(layout, to, first + 2 * (lane % 4), end, channel0, channels, lane);
+    const int64_t part = int64_t(split) * a.of.batch * channels * outer * modes;
+    with_layout<Layouts::kBoth>(a.of.channels_last, [&](auto channels_last) {
+        constexpr bool kChannelsLast = decltype(channels_last)::value;
+        const SpectraLayout<kChannelsLast> layout{outer, modes, channels};
+        float2 *const to = a.to + part + layout.row(b, o);
+        const ChannelsWriter<kChannelsLast> write_channels(layout, to, first + 2 * (lane % 4), end, channel0, lane);
 #pragma unroll
-    for (int m = 0; m < FRAGMENTS / 2; ++m) {
-        const int mode = first + 8 * m + 2 * (lane % 4);
-        if (layout.channel == 1) {
+        for (int m = 0; m < FRAGMENTS / 2; ++m) {
+            const int mode = first + 8 * m + 2 * (lane % 4);
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const float(&v)[4] = sums[2 * m + i];
-                write_channels(8 * m + i, 0, {v[0], v[1]}, {v[2], v[3]});
+            for (int second = 0; second < 2; ++second) {
+                if constexpr (kChannelsLast) { // of two neighbouring modes
+                    const float(&v)[4] = sums[2 * m + second];
+                    write_channels(8 * m + second, 0, {v[0], v[1]}, {v[2], v[3]});
+                } else if (mode < end && channel0 + 2 * second < channels) {
+                    float2 *at = to + (channel0 + 2 * second) * layout.channel_step() + mode;
+                    const float *even = &sums[2 * m][2 * second], *odd = &sums[2 * m + 1][2 * second];
+                    if (modes % 2 == 0) {
+                        *reinterpret_cast<float4 *>(at) = {even[0], even[1], odd[0], odd[1]};
+                    } else {
+                        at[0] = {even[0], even[1]};
+                        if (mode + 1 < end) at[1] = {odd[0], odd[1]};
+                    }
+                }
             }
-            continue;
         }
-#pragma unroll
-        for (int second = 0; second < 2; ++second) {
-            if (mode >= end || channel0 + 2 * second >= channels) continue;
-            float2 *at = to + (channel0 + 2 * second) * layout.channel + mode;
-            const float *even = &sums[2 * m][2 * second], *odd = &sums[2 * m + 1][2 * second];
-            if (modes % 2 == 0) {
-                *reinterpret_cast<float4 *>(at) = {even[0], even[1], odd[0], odd[1]};
-            } else {
-                at[0] = {even[0], even[1]};
-                if (mode + 1 < end) at[1] = {odd[0], odd[1]};
-            }
-        }
-    }
+    });
 }
 
 // The main loop of a computing warp, a consumer of the ring.

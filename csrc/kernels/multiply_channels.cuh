@@ -1,4 +1,4 @@
-// The product of modes with the channels last: in [kx][batch][ky][c_in], out [kx][batch][ky][c_out].
+// The product of modes with the channels last: in [kx][batch][ky][c_in], out [kx][batch][ky][c_out], of even c_in and c_out.
 //
 // A block takes one mode, one or more tiles of 8 to 32 batch elements in turns and up to 128 output channels, 16 a warp. A row is
 // the channels of a batch element: 16 or 32 lanes read it from memory, split it and put it into shared memory. Results go to
@@ -32,7 +32,6 @@ struct InputRows {
     template <typename P>
     __device__ __forceinline__ void split(uint2 *shared, float *scales, const float2 *from, int64_t row_pitch, int pitch, int count,
                                           int all, int c_in, int channels) const {
-        const bool even = c_in % 2 == 0;
         for (int first = 0; first < all; first += slots * rows) {
             float4 v[kAtOnce];
             int row[kAtOnce], c[kAtOnce];
@@ -41,15 +40,8 @@ struct InputRows {
             for (int i = 0; i < kAtOnce; ++i) {
                 row[i] = first + slot + slots * (i / words);
                 c[i] = 2 * (word + i % words * lanes);
-                const float2 *at = from + row[i] * row_pitch + c[i];
-                v[i] = float4{};
-                if (row[i] >= count || c[i] >= c_in) continue;
-                if (even) {
-                    v[i] = *reinterpret_cast<const float4 *>(at);
-                } else {
-                    const float2 low = at[0], high = c[i] + 1 < c_in ? at[1] : float2{};
-                    v[i] = float4{low.x, low.y, high.x, high.y};
-                }
+                const bool exists = row[i] < count && c[i] < c_in;
+                v[i] = exists ? *reinterpret_cast<const float4 *>(from + row[i] * row_pitch + c[i]) : float4{};
             }
 #pragma unroll
             for (int i = 0; i < kAtOnce; ++i) {
@@ -76,7 +68,7 @@ struct InputRows {
     }
 };
 
-template <int BATCH, typename P, bool EVEN>
+template <int BATCH, typename P>
 __global__ void __launch_bounds__(32 * kMaxModeWarps, BATCH == 1 ? 4 : BATCH == 2 ? 3 : 2)
     multiply_channels(const ProductArguments a) {
     extern __shared__ __align__(16) float4 weights[]; // [stage][warp][2 steps][32]
@@ -94,7 +86,7 @@ __global__ void __launch_bounds__(32 * kMaxModeWarps, BATCH == 1 ? 4 : BATCH == 
     const int y = int(block % a.row_modes), kx = int(block / a.row_modes);
     const bool has_weight = y < a.modes_w;
 
-    const WeightStages<EVEN> stages(a, weights, warp, lane, kx, y, o0);
+    const WeightStages<true> stages(a, weights, warp, lane, kx, y, o0);
     const InputRows rows(stages.channels, warp, warps, lane);
     if (!a.weights_settled) pdl_wait();
     for (int n = 0; n < a.weights_ahead; ++n) stages.copy(n, 8 * n);
@@ -146,13 +138,7 @@ __global__ void __launch_bounds__(32 * kMaxModeWarps, BATCH == 1 ? 4 : BATCH == 
                 const float(&re)[4] = sum[n][0], (&im)[4] = sum[n][1];
                 float4 two{re[e] * scale, im[e] * scale, re[e + 2] * scale, im[e + 2] * scale};
                 if (!has_weight) two = float4{};
-                float2 *const to = out + int64_t(b) * a.row_modes * a.c_out;
-                if constexpr (EVEN) {
-                    *reinterpret_cast<float4 *>(to) = two;
-                } else {
-                    to[0] = float2{two.x, two.y};
-                    if (o + 1 < a.c_out) to[1] = float2{two.z, two.w};
-                }
+                *reinterpret_cast<float4 *>(out + int64_t(b) * a.row_modes * a.c_out) = two;
             }
         }
     }

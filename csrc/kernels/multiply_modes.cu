@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(32 * kMaxModeWarps, BATCH == 1 ? 4 : BATCH == 
 template <typename P, bool EVEN> auto kernel_for(const ProductPlan &p, bool channels_last) -> void (*)(ProductArguments) {
     const auto choose = [&](auto batch) -> void (*)(ProductArguments) {
         constexpr int BATCH = decltype(batch)::value;
-        if (channels_last) return multiply_channels<BATCH, P, EVEN>;
+        if (channels_last) return multiply_channels<BATCH, P>;
         switch (p.modes) {
         case 1: return multiply_modes_kernel<BATCH, 1, P, EVEN>;
         case 2: return multiply_modes_kernel<BATCH, 2, P, EVEN>;

@@ -53,14 +53,17 @@ template <int CHANNELS> __global__ void __launch_bounds__(kThreads) moments_of_s
     const int stride = CHANNELS == 1 ? 1 : a.channels; // from one mode to the next
     const float2 *from = a.spectra + b * count * a.channels + (exists ? channel : 0) * (CHANNELS == 1 ? count : 1);
     const auto sum_of_channel = [&](float value) { // returned to all of its threads
-        if constexpr (CHANNELS == 1) return block_sum(value, shared);
-        __syncthreads();
-        shared[threadIdx.x] = value;
-        __syncthreads();
-        float sum = 0.0f;
+        if constexpr (CHANNELS == 1) {
+            return block_sum(value, shared);
+        } else {
+            __syncthreads();
+            shared[threadIdx.x] = value;
+            __syncthreads();
+            float sum = 0.0f;
 #pragma unroll
-        for (int p = 0; p < kParts; ++p) sum += shared[p * CHANNELS + threadIdx.x % CHANNELS];
-        return sum;
+            for (int p = 0; p < kParts; ++p) sum += shared[p * CHANNELS + threadIdx.x % CHANNELS];
+            return sum;
+        }
     };
     const float first = from[0].x;
     float sum = 0.0f;

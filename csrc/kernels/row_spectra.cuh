@@ -51,16 +51,31 @@ struct SpectraBlock {
     static __device__ __forceinline__ int channels_on(int i) { return i / 2 % 2 * 2; }
 
     // use(i, from, exists) for the eight values.
-    template <typename Use>
+    template <bool CHANNELS_LAST, typename Use>
     __device__ __forceinline__ void for_values(const turbofno_tile &t, const TilePosition &at, const Use &use) const {
-        const SpectraLayout layout(t.mixed_channels_last, t.channels, t.outer, t.modes);
-        const auto *all = reinterpret_cast<const float2 *>(t.mixed) + at.b * layout.batch + at.o * layout.row;
-        const float2 *const first = all + channel * layout.channel + mode * layout.mode;
-        const float2 *const second = first + 2 * layout.channel;
+        const SpectraLayout<CHANNELS_LAST> layout{t.outer, here(t.modes), here(t.channels)};
+        const auto *all = reinterpret_cast<const float2 *>(t.mixed) + layout.row(at.b, at.o);
+        const float2 *const first = all + channel * layout.channel_step() + mode * layout.mode_step();
+        const float2 *const second = first + 2 * layout.channel_step();
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             const bool exists = mode + modes_on(i) < t.modes && channel + channels_on(i) < t.channels;
-            use(i, exists ? (channels_on(i) ? second : first) + modes_on(i) * layout.mode : all, exists);
+            use(i, exists ? (channels_on(i) ? second : first) + modes_on(i) * layout.mode_step() : all, exists);
+        }
+    }
+
+    // Starts to copy what the lanes of this warp will read, each lane pairs of neighbouring channels: 4q and 4q + 1, or 4q + 2 and
+    // 4q + 3 (q = lane / 8).
+    __device__ __forceinline__ void copy_pairs(float2 *to, const turbofno_tile &t, const TilePosition &at, int lane) const {
+        const SpectraLayout<true> layout{t.outer, here(t.modes), here(t.channels)};
+        const int second = lane / 4 % 2, c = channel + second;
+        const auto *all = reinterpret_cast<const float2 *>(t.mixed) + layout.row(at.b, at.o);
+        const float2 *from = all + mode * t.channels + c;
+        float2 *to_slot = to + slot(2 * second, t.modes, lane) - second;
+#pragma unroll
+        for (int m = 0; m < 4; ++m, from += 4 * t.channels, to_slot += 2 * kLanes) {
+            const bool exists = mode + 4 * m < t.modes && c < t.channels;
+            if (16 * chunk + 4 * m < t.modes) copy_async<16>(to_slot, exists ? from : all, exists);
         }
     }
 
@@ -75,36 +90,34 @@ struct SpectraBlock {
 
 // Starts to copy a row's mixed spectra to shared memory, where `stage_spectra` finds them. The lanes of a warp copy what they
 // will read.
+template <Layouts LAYOUTS>
 __device__ __forceinline__ void copy_spectra(float2 *to, const turbofno_tile &t, const TilePosition &at, int pairs,
                                              int first_channel, const WarpGroupContext &group) {
-    const int blocks = ceil_div(2 * t.modes, 32) * pairs, lane = group.lane;
-    const bool in_pairs = t.mixed_channels_last != 0 && t.channels % 2 == 0; // which are 16 aligned bytes
-    for (int index = group.rank; index < blocks; index += group.size) {
-        const SpectraBlock block(index, pairs, first_channel, lane);
-        if (in_pairs) { // a lane copies two neighbouring channels, 4q and 4q + 1 or 4q + 2 and 4q + 3
-            const int second = lane / 4 % 2, channel = block.channel + second;
-            const auto *all = reinterpret_cast<const float2 *>(t.mixed) + (int64_t(at.b) * t.outer + at.o) * (t.modes * t.channels);
-            const float2 *from = all + block.mode * t.channels + channel;
-            float2 *slot = to + block.slot(2 * second, t.modes, lane) - second;
-#pragma unroll
-            for (int m = 0; m < 4; ++m, from += 4 * t.channels, slot += 2 * kLanes) {
-                const bool exists = block.mode + 4 * m < t.modes && channel < t.channels;
-                if (16 * block.chunk + 4 * m < t.modes) copy_async<16>(slot, exists ? from : all, exists);
+    const int blocks = ceil_div(2 * t.modes, 32) * pairs;
+    with_layout<LAYOUTS>(t.channels_last, [&](auto channels_last) {
+        for (int index = group.rank; index < blocks; index += group.size) {
+            const SpectraBlock block(index, pairs, first_channel, group.lane);
+            if constexpr (decltype(channels_last)::value) {
+                block.copy_pairs(to, t, at, group.lane);
+            } else {
+                block.for_values<false>(t, at, [&](int i, const float2 *from, bool exists) {
+                    if (block.is_copied(i, t.modes)) copy_async<8>(to + block.slot(i, t.modes, group.lane), from, exists);
+                });
             }
-            continue;
         }
-        block.for_values(t, at, [&](int i, const float2 *from, bool exists) {
-            if (block.is_copied(i, t.modes)) copy_async<8>(to + block.slot(i, t.modes, lane), from, exists);
-        });
-    }
+    });
     commit_copies();
 }
 
 // Reads what a lane has of a block, from memory or, unless that is null, as `copy_spectra` left it.
+template <Layouts LAYOUTS>
 __device__ __forceinline__ void read_spectra(float2 (&z)[8], const SpectraBlock &block, const float2 *copied,
                                              const turbofno_tile &t, const TilePosition &at, int lane) {
     if (copied == nullptr) {
-        block.for_values(t, at, [&](int i, const float2 *from, bool exists) { if (exists) z[i] = *from; });
+        with_layout<LAYOUTS>(t.channels_last, [&](auto channels_last) {
+            block.for_values<decltype(channels_last)::value>(
+                t, at, [&](int i, const float2 *from, bool exists) { if (exists) z[i] = *from; });
+        });
         return;
     }
 #pragma unroll
@@ -115,7 +128,7 @@ __device__ __forceinline__ void read_spectra(float2 (&z)[8], const SpectraBlock 
 
 // Stages a row's mixed spectra as a B operand: times the phases of a segment and a factor for each channel, unless null.
 // `copied` is null without `copy_spectra`.
-template <typename P, typename B>
+template <typename P, Layouts LAYOUTS, typename B>
 __device__ void stage_spectra(uint4 *to, const float2 *copied, const turbofno_tile &t, const TilePosition &at,
                               const float2 *phases, const float *factors, int pairs, int first_channel,
                               const WarpGroupContext &group) {
@@ -128,7 +141,7 @@ __device__ void stage_spectra(uint4 *to, const float2 *copied, const turbofno_ti
     for (int index = group.rank; index < blocks; index += group.size) {
         const SpectraBlock block(index, pairs, first_channel, group.lane);
         float2 z[8] = {};
-        read_spectra(z, block, copied, t, at, group.lane);
+        read_spectra<LAYOUTS>(z, block, copied, t, at, group.lane);
         if (phases != nullptr) {
 #pragma unroll
             for (int i = 0; i < 8; ++i) z[i] = product(z[i], __ldg(phases + min(block.mode + block.modes_on(i), t.modes - 1)));
@@ -291,11 +304,11 @@ __device__ __forceinline__ void analyze(float4 *sums, const uint4 (&y)[FRAGMENTS
 }
 
 // Adds the sums of a group's warps and writes them as the row's spectra. `columns` as in `analyze`.
-template <int FRAGMENTS>
-__device__ __forceinline__ void write_spectra(float2 *to, const float4 *sums, int sums_words, const turbofno_tile &t,
-                                              int columns, int first_channel, const WarpGroupContext &group) {
-    const int mode0 = group.lane % 4, channel0 = first_channel + channel_of(0, group.lane / 4);
-    const ChannelsWriter write(t, to, mode0, channel0, group.lane);
+template <int FRAGMENTS, bool CHANNELS_LAST>
+__device__ __forceinline__ void write_spectra(const SpectraLayout<CHANNELS_LAST> &layout, float2 *row, const float4 *sums,
+                                              int sums_words, int columns, int first_channel, const WarpGroupContext &group) {
+    const int lane = here(group.lane), mode0 = lane % 4, channel0 = first_channel + channel_of(0, lane / 4);
+    const ChannelsWriter<CHANNELS_LAST> write(layout, row, mode0, layout.modes, channel0, lane);
     int m = 0, n = group.rank;
     for (const float4 *from = sums + group.rank * kLanes + group.lane; m < FRAGMENTS / 2;
          from += group.size * kLanes, n += group.size) {
@@ -390,10 +403,11 @@ template <typename P, int FRAGMENTS> struct WgmmaSums {
         }
     }
 
-    __device__ __forceinline__ void write(float2 *to, const turbofno_tile &t, int first_channel,
+    template <bool CHANNELS_LAST>
+    __device__ __forceinline__ void write(const SpectraLayout<CHANNELS_LAST> &layout, float2 *row, int first_channel,
                                           const WarpGroupContext &group) const {
         const int mode0 = group.lane % 4, channel0 = first_channel + 16 * group.rank + channel_of(0, group.lane / 4);
-        const ChannelsWriter write(t, to, mode0, channel0, group.lane);
+        const ChannelsWriter<CHANNELS_LAST> write(layout, row, mode0, layout.modes, channel0, group.lane);
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll

@@ -83,7 +83,7 @@ template <int FRAGMENTS, uint64_t PROGRAM> __device__ __forceinline__ turbofno_s
     return step;
 }
 
-template <typename P, int FRAGMENTS, bool WIDE, bool WGMMA, uint64_t PROGRAM, bool COMMON>
+template <typename P, int FRAGMENTS, bool WIDE, bool WGMMA, uint64_t PROGRAM, bool COMMON, Layouts LAYOUTS>
 __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON), 1)
     tile_program(const __grid_constant__ TileArguments a) {
     if constexpr (WGMMA && !kHasWgmma) return;
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
     };
     float2 *const copied = plan.copied_at < 0 ? nullptr : reinterpret_cast<float2 *>(own + plan.copied_at);
     const auto prefetch_spectra = [&](const TilePosition &at) {
-        if (chunks > 0 && copied != nullptr) copy_spectra(copied, t, at, FRAGMENTS / 2, first_channel, group);
+        if (chunks > 0 && copied != nullptr) copy_spectra<LAYOUTS>(copied, t, at, FRAGMENTS / 2, first_channel, group);
     };
     int index = blockIdx.x * groups + group.index;
     Unit unit = unit_of(index);
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                 const turbofno_step &affine = t.step[1];
                 const bool has_factors = kMapsFirst && affine.scale != nullptr;
                 const float *factors = has_factors ? affine.scale + affine.per_sample * at.b * t.width : nullptr;
-                stage_spectra<P, B>(own, copied, t, at, phases_of(t.synthesis_phases, t.modes), factors, FRAGMENTS / 2,
+                stage_spectra<P, LAYOUTS, B>(own, copied, t, at, phases_of(t.synthesis_phases, t.modes), factors, FRAGMENTS / 2,
                                     first_channel, group);
                 if constexpr (WGMMA) fence_proxy_async();
                 group.sync();
@@ -404,15 +404,17 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
             }
         }
         if (columns > 0) {
-            const SpectraLayout layout(t.spectra_channels_last, t.channels, t.outer, t.next_modes);
-            const int64_t part = plan.splits > 1 ? unit.split * t.batch * layout.batch : 0;
-            auto *const to = reinterpret_cast<float2 *>(a.next) + part + unit.at.b * layout.batch + unit.at.o * layout.row;
-            if constexpr (WGMMA) {
-                wgmma_sums.write(to, t, first_channel, group);
-            } else {
-                group.sync();
-                write_spectra<FRAGMENTS>(to, sums, plan.sums_words, t, columns, first_channel, group);
-            }
+            if constexpr (!WGMMA) group.sync();
+            with_layout<LAYOUTS>(t.channels_last, [&](auto channels_last) {
+                const SpectraLayout<decltype(channels_last)::value> layout{t.outer, here(t.next_modes), here(t.channels)};
+                const int64_t part = plan.splits > 1 ? int64_t(unit.split) * rows * t.channels * t.next_modes : 0;
+                auto *const row = reinterpret_cast<float2 *>(a.next) + part + layout.row(unit.at.b, unit.at.o);
+                if constexpr (WGMMA) {
+                    wgmma_sums.write(layout, row, first_channel, group);
+                } else {
+                    write_spectra<FRAGMENTS>(layout, row, sums, plan.sums_words, columns, first_channel, group);
+                }
+            });
         }
         group.sync(); // spectra and sums have been read and may be overwritten
         // this warp had no tile
@@ -428,12 +430,14 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
 template <typename P, int FRAGMENTS, bool WGMMA, uint64_t PROGRAM = 0, uint64_t... OTHERS>
 TileKernel kernel_of_programs(const TileArguments &a) {
     if constexpr (PROGRAM == 0) {
-        return a.plan.wide ? tile_program<P, FRAGMENTS, true, WGMMA, 0, false> : tile_program<P, FRAGMENTS, false, WGMMA, 0, false>;
+        return a.plan.wide ? tile_program<P, FRAGMENTS, true, WGMMA, 0, false, Layouts::kBoth>
+                           : tile_program<P, FRAGMENTS, false, WGMMA, 0, false, Layouts::kBoth>;
     } else {
         constexpr bool kWide = is_wide(PROGRAM);
         if (a.plan.wide != kWide || !serves(PROGRAM, a.tile)) return kernel_of_programs<P, FRAGMENTS, WGMMA, OTHERS...>(a);
-        return a.common ? tile_program<P, FRAGMENTS, kWide, WGMMA, PROGRAM, true>
-                        : tile_program<P, FRAGMENTS, kWide, WGMMA, PROGRAM, false>;
+        if (!a.common) return tile_program<P, FRAGMENTS, kWide, WGMMA, PROGRAM, false, Layouts::kBoth>;
+        return a.tile.channels_last ? tile_program<P, FRAGMENTS, kWide, WGMMA, PROGRAM, true, Layouts::kChannelsLast>
+                                    : tile_program<P, FRAGMENTS, kWide, WGMMA, PROGRAM, true, Layouts::kChannelsFirst>;
     }
 }
 

@@ -46,7 +46,7 @@ ProductPlan product_plan(const turbofno_product &product, int batch_fragments, i
 
 // Blocks that run at once, about.
 int64_t blocks_at_once(const ProductPlan &p, int multiprocessors) {
-    const int registers = p.batch_fragments == 4 ? 128 : p.batch_fragments == 2 ? 80 : 64;
+    const int registers = p.batch_fragments == 4 ? 128 : p.batch_fragments == 2 ? 80 : 64; // __launch_bounds__ of the kernel
     const int by_memory = kMultiprocessorBytes / (p.shared_bytes + 1024), by_registers = 65536 / (registers * p.threads);
     return int64_t(multiprocessors) * std::max(1, std::min({by_memory, by_registers, 32}));
 }
@@ -98,6 +98,7 @@ extern "C" const char *turbofno_product_unsupported(const turbofno_product *p) {
     if (p->c_in < 1 || p->c_in > kMaxChannels || p->c_out < 1 || p->c_out > kMaxChannels) {
         return "a channel count is not in 1 .. 256";
     }
+    if (p->channels_last && (p->c_in % 2 != 0 || p->c_out % 2 != 0)) return "channels are last and their number is odd";
     if (p->modes < 1 || p->modes > kMaxModes) return "the last axis does not keep 1 .. 128 modes";
     const bool made_even = p->modes >= 3 && p->modes % 2 == 1 && p->row_modes == p->modes + 1;
     if (p->row_modes != p->modes && !made_even) return "a row has neither the kept modes nor the next even number";

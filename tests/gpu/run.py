@@ -112,7 +112,8 @@ def parts() -> list[Part]:
     kernels = [
         f"{ops}/test_{name}.py" for name in ("cuda", "cuda_programs", "fft_cuda", "dense_dft")
     ]
-    others = [f"{ops}/test_{name}.py" for name in ("plan_cuda", "module_graph", "dispatch", "ntt")]
+    modules = ("spectral_product", "plan_cuda", "module_graph", "dispatch", "ntt")
+    others = [f"{ops}/test_{name}.py" for name in modules]
     # few workers: processes take turns on a GPU, and keep a core busy while they wait for it
     return [
         _pytest("ampere", *kernels, module="tests.gpu.ampere", workers=6),

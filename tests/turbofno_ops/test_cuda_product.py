@@ -248,8 +248,8 @@ def test_many_modes_of_powers_of_two_are_transformed_by_ffts(
     channels_last: bool, launched: list[str]
 ) -> None:
     size, out_size, modes = (64, 9, 16), (128, 12, 16), (32, 5, 3)
-    spectra = torch.randn(2, 3, *size[:2], 4, dtype=torch.complex64)
-    weight = torch.randn(*modes, 3, 5, dtype=torch.complex64)
+    spectra = torch.randn(2, 4, *size[:2], 4, dtype=torch.complex64)
+    weight = torch.randn(*modes, 4, 6, dtype=torch.complex64)
     z = mix(_gemm.analyze_others(spectra[..., :3], modes[:2]), weight)
     expected = _gemm.synthesize_others(z, out_size[:2])
     if channels_last:
@@ -261,6 +261,21 @@ def test_many_modes_of_powers_of_two_are_transformed_by_ffts(
     assert relative(found[..., :3], expected) < 1e-6
     assert (found[..., 3:] == 0).all()
     assert found.movedim(1, -1).is_contiguous() == channels_last
+
+
+@pytest.mark.usefixtures("served_shapes")
+@pytest.mark.parametrize(
+    ("batch", "channels", "modes", "last"),
+    [
+        (32, 64, (64, 32), True), (8, 64, (32, 16), True), (8, 64, (32, 15), True), (1024, 64, (16,), True),
+        (1, 64, (64, 32), False), (64, 32, (24, 12), False), (32, 33, (64, 32), False), (1, 64, (16,), False),
+    ],
+)  # fmt: skip
+def test_channels_are_last_where_that_is_faster(
+    batch: int, channels: int, modes: tuple[int, ...], last: bool
+) -> None:
+    size = (128,) * len(modes)
+    assert product(None, size, modes, size).wants_channels_last(batch, channels) == last
 
 
 SEPARATE = ["transform_axis", "multiply_modes", "transform_axis"]

@@ -40,7 +40,7 @@ from turbofno_ops._stages import (
 )
 from turbofno_ops._tile_program import _packed, pieces
 from turbofno_ops._torch_stages import TorchStages
-from turbofno_ops.description import PointwiseMap
+from turbofno_ops.description import PointwiseMap, Size
 
 pytestmark = pytest.mark.usefixtures("strict_float32")
 
@@ -70,8 +70,21 @@ def plain_results(drawn: Drawn, dtype: torch.dtype, device: torch.device) -> Res
     return stages.tile(to_device(drawn.steps, device, dtype), given)
 
 
+def channels_last(spectra: torch.Tensor) -> torch.Tensor:
+    """Return the spectra with the channels last in memory."""
+    return spectra.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+def stages_of(size: Size, modes: Size, precision: str, *, last: bool = False) -> CudaStages:
+    """Return the stages; with `last`, all spectra of an even number of channels have them last in memory."""
+    stages = CudaStages(size, modes, device=torch.device("cuda"), precision=precision)
+    if last:
+        stages.mix.wants_channels_last = lambda _, channels: channels % 2 == 0
+    return stages
+
+
 def as_kernels_see(
-    drawn: Drawn, stages: CudaStages, *, split_x: bool = False
+    drawn: Drawn, stages: CudaStages, *, split_x: bool = False, last: bool = False
 ) -> tuple[Drawn, Operands]:
     """Return the program with its fields rounded as the kernels store them, and its operands on the GPU."""
     x, saved = drawn.x.cuda(), drawn.saved
@@ -86,6 +99,8 @@ def as_kernels_see(
         steps=drawn.steps,
     )
     mixed = None if drawn.mixed is None else drawn.mixed.cuda()
+    if mixed is not None and last:
+        mixed = channels_last(mixed)
     moments = ready_moments(stages, saved_field, drawn)
     return rounded, Operands(x=field, saved=saved_field, moments=moments, mixed=mixed)
 
@@ -102,9 +117,9 @@ def kernel_results(drawn: Drawn, stages: CudaStages, given: Operands) -> dict[st
     return {name: t for name, t in {**found, **fields}.items() if t is not None}
 
 
-def check(drawn: Drawn, precision: str, *, split_x: bool = False) -> None:
-    stages = CudaStages(drawn.size, drawn.modes, device=torch.device("cuda"), precision=precision)
-    rounded, given = as_kernels_see(drawn, stages, split_x=split_x)
+def check(drawn: Drawn, precision: str, *, split_x: bool = False, last: bool = False) -> None:
+    stages = stages_of(drawn.size, drawn.modes, precision, last=last)
+    rounded, given = as_kernels_see(drawn, stages, split_x=split_x, last=last)
     ours = kernel_results(drawn, stages, given)
     truth = plain_results(rounded, torch.float64, torch.device("cuda"))
     single = plain_results(rounded, torch.float32, torch.device("cuda"))
@@ -150,7 +165,7 @@ def test_drawn_programs_equal_float64(draw: int, precision: str) -> None:
     rng = random.Random(torch.initial_seed() + draw)
     drawn = draw_served(rng, precision)
     may_split = precision == "fp32" and not isinstance(drawn.steps[0], Source)
-    check(drawn, precision, split_x=may_split and rng.random() < 0.5)
+    check(drawn, precision, split_x=may_split and rng.random() < 0.5, last=rng.random() < 0.5)
 
 
 def identity(out: int, channels: int) -> PointwiseMap:
@@ -177,7 +192,8 @@ def test_programs_in_pieces_equal_float64(name: str, precision: str) -> None:
     shape = stages._shape(drawn.steps, as_kernels_see(drawn, stages)[1])
     if precision == "fp32":
         assert len(list(pieces(drawn.steps, shape))) > 1
-    check(drawn, precision)
+    for last in (False, True):
+        check(drawn, precision, last=last)
 
 
 def common_programs(channels: int) -> dict[str, tuple[Step, ...]]:
@@ -237,8 +253,7 @@ def test_common_programs_equal_float64(
         mixed=mixed if isinstance(first, Synthesis) else None,
     )
     check(drawn, precision)
-    if precision == "fp32" and isinstance(first, Synthesis):
-        check(drawn, precision, split_x=True)
+    check(drawn, precision, split_x=precision == "fp32" and drawn.mixed is not None, last=True)
 
 
 @needs_kernels
@@ -330,7 +345,8 @@ def test_an_analysis_of_a_stored_field_equals_float64(
     batch, channels, size, modes = shape
     saved = torch.randn(batch, channels, *size)
     kept = (*(1 for _ in size[1:]), modes)
-    check(Drawn((Restore(), Analyze()), size, kept, saved, saved=saved), precision)
+    for last in (False, True):
+        check(Drawn((Restore(), Analyze()), size, kept, saved, saved=saved), precision, last=last)
 
 
 @needs_kernels
@@ -369,7 +385,7 @@ def test_drawn_mixes_equal_float64(draw: int, precision: str) -> None:
     row = row_modes(last, min(size[-1], out_size[-1]))
     spectra = torch.randn(batch, c_in, *size[:-1], row, dtype=torch.complex64, device="cuda")
     if rng.random() < 0.5:  # the channels last in memory
-        spectra = spectra.movedim(1, -1).contiguous().movedim(-1, 1)
+        spectra = channels_last(spectra)
     weight = torch.randn(*modes, c_in, c_out, dtype=torch.complex64, device="cuda")
     ours = CudaStages(
         size, modes, device=torch.device("cuda"), precision=precision, out_size=out_size
