@@ -128,7 +128,7 @@ class Call:
     steps: dict[str, float]
     """The steps that ran, of decode, queue, compute and encode, with their durations in seconds."""
     first: Call | None = None
-    """A request of the connection with the same head, whose checks and parameters hold for this one too."""
+    """A request of the connection with the same head but for the length, whose checks and parameters hold for this one too."""
     span: Any = None
     trace = ""
     """W3C traceparent of the request's span; empty if not traced."""
@@ -158,13 +158,14 @@ class Call:
         self.target = target
         self.request_id = accept_request_id(self.headers.get(b"x-request-id", b""))
 
-    def again(self) -> Call:
-        """The next request on the connection, with the same head; it has no body yet."""
+    def again(self, content_length: bytes) -> Call:
+        """The next request on the connection, with the same head but for the length; it has no body yet."""
         call = Call.__new__(Call)
         call.started, call.steps = time.perf_counter(), {}
         call.context, call.method, call.target = self.context, self.method, self.target
         call.path, call.raw_path, call.query = self.path, self.raw_path, self.query
-        call.headers = self.headers
+        call.headers = self.headers | {b"content-length": content_length}
+        call.declared_bytes = int(content_length)
         call.request_id = accept_request_id(self.headers.get(b"x-request-id", b""))
         call.first = self.first or self
         return call

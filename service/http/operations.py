@@ -158,8 +158,7 @@ def _admit(call: Call) -> Reply | None:
         call.model, call.version = served.name, served.version
     first = call.first
     if first is not None and first.served is served:
-        call.parameters, call.declared_bytes = first.parameters, first.declared_bytes
-        call.aligned_at = first.aligned_at
+        call.parameters, call.aligned_at = first.parameters, first.aligned_at
     else:
         given = read_query(call, operation.parameters, hint=operation.hint)
         call.parameters, call.declared_bytes = operation.parse(call, given), declared_size(call)
