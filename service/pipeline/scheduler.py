@@ -112,7 +112,10 @@ class Scheduler:
             for ticket in block:
                 self._refuse(ticket, self._unavailable())
             return
-        for _, tickets in by_kind(block):
+        groups, busy = by_kind(block), self._live or self._jobs or self._in_flight
+        if at_once and len(groups) == 1 and not busy and self._start_at_once(block):
+            return
+        for _, tickets in groups:
             self._queue(tickets)
         if not at_once:
             self._schedule_pump()
@@ -185,22 +188,34 @@ class Scheduler:
         decision = self._batcher.next_batch(now, full_only=self._in_flight > 1)
         for ticket in decision.expired:
             self._expire(ticket, now)
-        if batch := decision.batch:
-            expected = self._capacity.dispatch(batch, now)
-            for ticket, *_ in batch:
-                ticket.running_slices += 1
-                if ticket.result is None:
-                    ticket.result = _empty_result(ticket, now)
-            work, finish = partial(start_batch, batch), partial(self._finish_batch, batch)
-            gradients = batch[0].ticket.request.vjp is not None
-            if self._one_core and 0.0 < expected <= SHORT_SECONDS and not gradients:
-                self._run_inline(work, finish)
-                return False
-            self._dispatch(work, finish)
-            return True
+        if decision.batch:
+            return self._start(decision.batch, now)
         if decision.wake_at is not None:
             self._wake = self._loop.call_later(max(0.0, decision.wake_at - now), self._pump)
         return False
+
+    def _start_at_once(self, tickets: Sequence[Ticket]) -> bool:
+        """Start tickets of one kind as a batch on the idle device, past the empty queue. False if they have to be queued."""
+        if not (self._batcher.fit(tickets) and self._capacity.reserve_all(tickets)):
+            return False
+        self._live.update(tickets)
+        self._start(self._batcher.batch_of(tickets), time.monotonic())
+        return True
+
+    def _start(self, batch: tuple[Slice, ...], now: float) -> bool:
+        """Start a batch. False if it ran on the event loop, which should go on with other things before the next."""
+        expected = self._capacity.dispatch(batch, now)
+        for ticket, *_ in batch:
+            ticket.running_slices += 1
+            if ticket.result is None:
+                ticket.result = _empty_result(ticket, now)
+        work, finish = partial(start_batch, batch), partial(self._finish_batch, batch)
+        gradients = batch[0].ticket.request.vjp is not None
+        if self._one_core and 0.0 < expected <= SHORT_SECONDS and not gradients:
+            self._run_inline(work, finish)
+            return False
+        self._dispatch(work, finish)
+        return True
 
     def _dispatch(
         self, work: Callable[[], Callable[[], T]], finish: Callable[[T | BaseException], None]

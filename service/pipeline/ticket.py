@@ -11,7 +11,7 @@ from turbofno.service.errors import Unavailable
 from turbofno.service.pipeline.shares import Flow, level_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Sequence
 
     from turbofno.service.engine.interface import Fields, PredictRequest, PredictResult
     from turbofno.service.engine.runnable import Runnable
@@ -147,7 +147,7 @@ class Ticket(msgspec.Struct, eq=False):
         return self.ended or self.outcome.done()
 
 
-def by_kind(tickets: Sequence[Ticket]) -> Iterable[tuple[Kind, Sequence[Ticket]]]:
+def by_kind(tickets: Sequence[Ticket]) -> Collection[tuple[Kind, Sequence[Ticket]]]:
     """The tickets of each kind, in order."""
     if len({ticket.kind for ticket in tickets}) == 1:
         return ((tickets[0].kind, tickets),)
