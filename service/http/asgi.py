@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from turbofno.service.http.call import Body, Call, ClientLeft, Reply
 from turbofno.service.http.operations import begin, execute, target_of
-from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, stopped, unexpected
+from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, problem, stopped
 from turbofno.service.logs import request_id
 
 if TYPE_CHECKING:
@@ -88,10 +88,10 @@ class CallMiddleware:
         except ClientLeft:
             if not sending.started:
                 await sending.reply(Reply(CLIENT_CLOSED_REQUEST))
-        except Exception:
+        except Exception as error:
             if sending.started:
                 raise
-            await sending.reply(unexpected(call))
+            await sending.reply(problem(call, error))
         except asyncio.CancelledError:
             if sending.started:
                 raise

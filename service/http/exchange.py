@@ -15,7 +15,7 @@ from turbofno.service.http.access_log import shown_path
 from turbofno.service.http.call import Body, Call, Reply
 from turbofno.service.http.eager_task import EagerTask
 from turbofno.service.http.operations import begin, execute
-from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, stopped, unexpected
+from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, problem, stopped
 from turbofno.service.logs import request_id
 from turbofno.service.pipeline.admission import UNCOUNTED
 
@@ -203,9 +203,9 @@ class Exchange(Body):
             if reply is not None:
                 status = reply.status
                 size = await self._send(reply)
-        except Exception:
+        except Exception as error:
             # Its status is counted even if the reply cannot be sent any more.
-            reply = unexpected(call)
+            reply = problem(call, error)
             status, size = reply.status, 0
             if self.response_started:
                 self._edge.transport.close()
