@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from turbofno.service.http.call import Body, Call, ClientLeft, Reply
+from turbofno.service.http.call import Body, Bytes, Call, ClientLeft, Reply
 from turbofno.service.http.operations import begin, execute, target_of
 from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, problem, stopped
 from turbofno.service.logs import request_id
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from turbofno.service.context import AppContext
-    from turbofno.service.http.call import Bytes
 
 T = TypeVar("T")
 

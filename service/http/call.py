@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from turbofno.service.logs import accept_request_id
-from turbofno.service.pipeline.admission import ANYONE, UNCOUNTED
+from turbofno.service.pipeline.admission import ANYONE, UNCOUNTED, Admitted, Caller
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -15,12 +15,10 @@ if TYPE_CHECKING:
     from turbofno.service.context import AppContext
     from turbofno.service.http.parameters import Parameter
     from turbofno.service.http.served import Served
-    from turbofno.service.pipeline.admission import Admitted, Caller
 
-    Headers = list[tuple[bytes, bytes]]
-    """In the order received, names in lower case."""
-    Bytes = bytes | memoryview
-
+Headers = list[tuple[bytes, bytes]]
+"""In the order received, names in lower case."""
+Bytes = bytes | memoryview
 ProtocolLabel = Literal["oip", "predict", "rollout", "vjp", "solver", "admin"]
 
 _SMALL_PIECE = 4096

@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from turbofno.service.engine.interface import heap_buffer
 from turbofno.service.errors import ServiceError
 from turbofno.service.http.access_log import shown_path
-from turbofno.service.http.call import Body, Call, Reply
+from turbofno.service.http.call import Body, Bytes, Call, Reply
 from turbofno.service.http.eager_task import EagerTask
 from turbofno.service.http.operations import begin, execute
 from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, problem, stopped
@@ -22,7 +22,6 @@ from turbofno.service.pipeline.admission import UNCOUNTED
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from turbofno.service.http.call import Bytes
     from turbofno.service.http.edge import Edge
 
 logger = logging.getLogger(__name__)

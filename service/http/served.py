@@ -9,6 +9,7 @@ import numpy as np
 from turbofno.service.answer_warnings import AnswerWarnings
 from turbofno.service.codec import npy, oip_binary
 from turbofno.service.codec.fields import (
+    Array,
     Form,
     check_bounds,
     check_finite,
@@ -19,7 +20,6 @@ from turbofno.service.http.trust import NOT_COMPUTED, no_trust_reason
 
 if TYPE_CHECKING:
     from turbofno.models.core.config import ModelConfig
-    from turbofno.service.codec.fields import Array
     from turbofno.service.codec.grids import Grid
     from turbofno.service.engine.interface import Engine, Fields, Trust
     from turbofno.service.http.call import Headers

@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from turbofno.service.pipeline.shares import Shares
-from turbofno.service.pipeline.ticket import Slice
+from turbofno.service.pipeline.shares import Flow, Shares
+from turbofno.service.pipeline.ticket import Bucket, Kind, Slice, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from turbofno.service.pipeline.shares import Flow
-    from turbofno.service.pipeline.ticket import Bucket, Kind, Ticket
     from turbofno.service.settings import Settings
 
 

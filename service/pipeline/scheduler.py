@@ -20,17 +20,15 @@ from turbofno.service.errors import (
 from turbofno.service.pipeline.batch import BatchReport, start_batch
 from turbofno.service.pipeline.batcher import Batcher, Policy
 from turbofno.service.pipeline.memory_limits import MemoryLimits
-from turbofno.service.pipeline.ticket import CANCELLED, Ticket, by_kind
+from turbofno.service.pipeline.ticket import CANCELLED, Slice, Ticket, by_kind
 from turbofno.service.pipeline.worker import Worker, cores
-from turbofno.service.settings import env_name
+from turbofno.service.settings import Settings, env_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from turbofno.service.metrics import Metrics
     from turbofno.service.pipeline.queue_capacity import QueueCapacity
-    from turbofno.service.pipeline.ticket import Slice
-    from turbofno.service.settings import Settings
 
 logger = logging.getLogger(__name__)
 

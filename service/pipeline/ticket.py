@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import msgspec
 
-from turbofno.service.errors import Unavailable
+from turbofno.service.errors import ServiceError, Unavailable
 from turbofno.service.pipeline.shares import Flow, level_of
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from turbofno.service.engine.interface import Fields, PredictRequest, PredictResult
     from turbofno.service.engine.runnable import Runnable
     from turbofno.service.engine.vjp import VjpShapes
-    from turbofno.service.errors import ServiceError
 
 _serial = itertools.count(1)
 
