@@ -61,7 +61,6 @@ class Edge(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = self.app_context.settings
-        self._in_header = True
         self._header_bytes = 0
         self._timers: dict[Callable[..., object], asyncio.TimerHandle] = {}
         """By the function that they call."""
@@ -71,7 +70,7 @@ class Edge(HttpToolsProtocol):
         self._admitted: Exchange | None = None
         """A request to start when its body has been received, or takes long."""
         self._arriving = False
-        """True while the newest request is incomplete."""
+        """True from the end of the newest request's header to the end of its body."""
         self._reception: Reception | None = None
         """Receives the admitted request's body, if that is large."""
         self._half_closed = False
@@ -135,7 +134,7 @@ class Edge(HttpToolsProtocol):
                 self._call_after(BODY_SECONDS, self._body_is_late)
         if not is_http:
             return
-        if self._in_header:
+        if not self._arriving:
             if self._header_bytes and self._header_too_slow not in self._timers:
                 # A header has begun and not ended.
                 self._start_header_timer()
@@ -153,7 +152,6 @@ class Edge(HttpToolsProtocol):
         # uvicorn's makes an ASGI scope, which an exchange does not need.
         self.url = b""
         self.headers = []
-        self._in_header = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name.lower(), value))
@@ -162,7 +160,6 @@ class Edge(HttpToolsProtocol):
         if self.parser.should_upgrade():
             # The parser stops here, expecting another protocol; `_feed` goes on.
             return
-        self._in_header = False
         self._header_bytes = 0
         self._arriving = True
         self._stop(self._header_too_slow)
@@ -188,7 +185,6 @@ class Edge(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return
-        self._in_header = True
         self._header_bytes = 0
         self._arriving = False
         self._stop(self.transport.close)
