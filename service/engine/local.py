@@ -157,11 +157,7 @@ class LocalEngine:
         now = time.monotonic()
         kinds: dict[object, Kind] = {}
         tickets = [self._ticket(request, outcome, now, kinds) for request, outcome in block]
-        queued = [ticket for ticket in tickets if ticket is not None]
-        for kind, group in by_kind(queued):
-            assert isinstance(kind.runnable, ModelInstance)
-            self._repository.acquire(kind.runnable, _requests(group))
-        self._scheduler.submit(queued, at_once=at_once)
+        self._scheduler.submit([one for one in tickets if one is not None], at_once=at_once)
         return tickets
 
     def _ticket(
@@ -191,7 +187,10 @@ class LocalEngine:
         except ServiceError as error:
             outcome.set_exception(error)
             return None
-        return Ticket(kind, request, now, outcome, size)
+        ticket = Ticket(kind, request, now, outcome, size)
+        assert isinstance(kind.runnable, ModelInstance)
+        self._repository.acquire(kind.runnable, ticket.requests)
+        return ticket
 
     def cancel(self, ticket: Ticket) -> None:
         """Drop the part of a request that has not started. Its outcome is still set."""
@@ -235,7 +234,7 @@ class LocalEngine:
                 instance.totals.note_success(
                     requests, fields=fields, seconds=seconds, queue_seconds=queue_seconds
                 )
-            self._repository.release(instance, _requests(ended))
+            self._repository.release(instance, sum([ticket.requests for ticket in ended]))
 
     async def rollout(self, request: RolloutRequest) -> AsyncGenerator[Frame]:
         initial = request.initial
@@ -264,10 +263,6 @@ class LocalEngine:
     @property
     def failure(self) -> str:
         return self._scheduler.failure
-
-
-def _requests(tickets: Sequence[Ticket]) -> int:
-    return sum([ticket.requests for ticket in tickets])
 
 
 def _prepare_thread(device: torch.device, torch_threads: int | None) -> None:
