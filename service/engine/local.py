@@ -132,6 +132,8 @@ class LocalEngine:
         return self._repository.statuses()
 
     async def counters(self, model: str, version: str) -> ModelCounters:
+        # What was answered in this turn of the event loop is counted at its end.
+        await asyncio.sleep(0.0)
         return self._repository.get(model, version).totals.snapshot()
 
     def buffer(self, size: int, *, aligned_at: int = 0) -> memoryview | None:

@@ -64,7 +64,8 @@ class Scheduler:
     ) -> None:
         """`max_in_flight` batches may be on the device at once; `prepare_thread` runs on each device thread.
 
-        `on_batch` is called after each batch; `on_ended` once for each ticket, after its outcome was set.
+        `on_batch` is called after each batch; `on_ended` once for each ticket, after its outcome was set. Those who wait for
+        the outcomes run before both.
         """
         self._metrics = metrics
         self._capacity = capacity
@@ -321,7 +322,7 @@ class Scheduler:
         full = self._batcher.limit(kind) * kind.field_bytes
         self._capacity.note_batch(model, full, report.device_seconds)
         self._batcher.note_ran(report.slices, report.device_seconds)
-        self._on_batch(report)
+        self._loop.call_soon(self._on_batch, report)
 
     def _lose_device(self, failure: str) -> None:
         """Fail everything, now and from now on."""
@@ -451,7 +452,8 @@ class Scheduler:
         self._capacity.release_quota(*[ticket.request for ticket in ended])
         if self._closed and not self._live:
             self._idle.set()
-        self._on_ended(ended)
+        # Behind the answers, which are sent in this order too.
+        self._loop.call_soon(self._on_ended, ended)
 
     def _run_alone(self, ticket: Ticket) -> None:
         """Queue joined requests again, where they were: they were admitted. They have no quota, else they were apart before."""
