@@ -156,14 +156,14 @@ class Call:
         self.target = target
         self.request_id = accept_request_id(self.headers.get(b"x-request-id", b""))
 
-    def again(self, content_length: bytes) -> Call:
-        """The next request on the connection, with the same head but for the length; it has no body yet."""
+    def again(self, size: int) -> Call:
+        """The next request on the connection, with the same head but for the length of its body, which it does not have yet."""
         call = Call.__new__(Call)
         call.started, call.steps = time.perf_counter(), {}
         call.context, call.method, call.target = self.context, self.method, self.target
         call.path, call.raw_path, call.query = self.path, self.raw_path, self.query
-        call.headers = self.headers | {b"content-length": content_length}
-        call.declared_bytes = int(content_length)
+        # Nobody needs Content-Length, as the size is known.
+        call.headers, call.declared_bytes = self.headers, size
         call.request_id = accept_request_id(self.headers.get(b"x-request-id", b""))
         call.first = self.first or self
         return call

@@ -226,8 +226,9 @@ class Edge(HttpToolsProtocol):
             return None
         before, behind, call = self._head
         end = data.find(b"\r", len(before), len(before) + _LONGEST_NUMBER + 1)
-        start, size = end + len(behind), data[len(before) : end]
-        if not (data.startswith(behind, end) and size.isdigit() and len(data) - start == int(size)):
+        start, digits = end + len(behind), data[len(before) : end]
+        size = len(data) - start
+        if not (data.startswith(behind, end) and digits.isdigit() and int(digits) == size):
             return None
         exchange = Exchange(self, call.again(size), chunked=True, keep_alive=True)
         exchange.add(memoryview(data)[start:])
