@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from turbofno.models.core.config import ModelConfig
     from turbofno.service.engine.interface import Fields
 
-    Grid = tuple[int, ...]
-
+Grid = tuple[int, ...]
 OUTPUT_GRID = "output_grid"
 
 

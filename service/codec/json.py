@@ -48,7 +48,8 @@ def parse_object(
             f"the {what} is a .npy file, not JSON: send it with 'Content-Type: application/x-npy' to a path "
             "that takes one, such as /v1/models/NAME:predict"
         )
-    if len(raw) > MAX_CONTAINERS and json_arrays.count_containers(raw) > MAX_CONTAINERS:
+    # Each takes two brackets.
+    if len(raw) > 2 * MAX_CONTAINERS and json_arrays.count_containers(raw) > MAX_CONTAINERS:
         raise PayloadTooLarge(
             f"the {what} has more than {MAX_CONTAINERS} JSON lists and objects: send arrays of "
             f"this size in a binary format"

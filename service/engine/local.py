@@ -132,6 +132,8 @@ class LocalEngine:
         return self._repository.statuses()
 
     async def counters(self, model: str, version: str) -> ModelCounters:
+        # What was answered in this turn of the event loop is counted at its end.
+        await asyncio.sleep(0.0)
         return self._repository.get(model, version).totals.snapshot()
 
     def buffer(self, size: int, *, aligned_at: int = 0) -> memoryview | None:
@@ -157,11 +159,7 @@ class LocalEngine:
         now = time.monotonic()
         kinds: dict[object, Kind] = {}
         tickets = [self._ticket(request, outcome, now, kinds) for request, outcome in block]
-        queued = [ticket for ticket in tickets if ticket is not None]
-        for kind, group in by_kind(queued):
-            assert isinstance(kind.runnable, ModelInstance)
-            self._repository.acquire(kind.runnable, _requests(group))
-        self._scheduler.submit(queued, at_once=at_once)
+        self._scheduler.submit([one for one in tickets if one is not None], at_once=at_once)
         return tickets
 
     def _ticket(
@@ -191,7 +189,10 @@ class LocalEngine:
         except ServiceError as error:
             outcome.set_exception(error)
             return None
-        return Ticket(kind, request, now, outcome, size)
+        ticket = Ticket(kind, request, now, outcome, size)
+        assert isinstance(kind.runnable, ModelInstance)
+        self._repository.acquire(kind.runnable, ticket.requests)
+        return ticket
 
     def cancel(self, ticket: Ticket) -> None:
         """Drop the part of a request that has not started. Its outcome is still set."""
@@ -235,7 +236,7 @@ class LocalEngine:
                 instance.totals.note_success(
                     requests, fields=fields, seconds=seconds, queue_seconds=queue_seconds
                 )
-            self._repository.release(instance, _requests(ended))
+            self._repository.release(instance, sum([ticket.requests for ticket in ended]))
 
     async def rollout(self, request: RolloutRequest) -> AsyncGenerator[Frame]:
         initial = request.initial
@@ -264,10 +265,6 @@ class LocalEngine:
     @property
     def failure(self) -> str:
         return self._scheduler.failure
-
-
-def _requests(tickets: Sequence[Ticket]) -> int:
-    return sum([ticket.requests for ticket in tickets])
 
 
 def _prepare_thread(device: torch.device, torch_threads: int | None) -> None:

@@ -7,9 +7,9 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from turbofno.service.http.call import Body, Call, ClientLeft, Reply
+from turbofno.service.http.call import Body, Bytes, Call, ClientLeft, Reply
 from turbofno.service.http.operations import begin, execute, target_of
-from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, stopped, unexpected
+from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, problem, stopped
 from turbofno.service.logs import request_id
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from turbofno.service.context import AppContext
-    from turbofno.service.http.call import Bytes
 
 T = TypeVar("T")
 
@@ -88,10 +87,10 @@ class CallMiddleware:
         except ClientLeft:
             if not sending.started:
                 await sending.reply(Reply(CLIENT_CLOSED_REQUEST))
-        except Exception:
+        except Exception as error:
             if sending.started:
                 raise
-            await sending.reply(unexpected(call))
+            await sending.reply(problem(call, error))
         except asyncio.CancelledError:
             if sending.started:
                 raise

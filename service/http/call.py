@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from turbofno.service.logs import accept_request_id
-from turbofno.service.pipeline.admission import ANYONE, UNCOUNTED
+from turbofno.service.pipeline.admission import ANYONE, UNCOUNTED, Admitted, Caller
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -15,12 +15,10 @@ if TYPE_CHECKING:
     from turbofno.service.context import AppContext
     from turbofno.service.http.parameters import Parameter
     from turbofno.service.http.served import Served
-    from turbofno.service.pipeline.admission import Admitted, Caller
 
-    Headers = list[tuple[bytes, bytes]]
-    """In the order received, names in lower case."""
-    Bytes = bytes | memoryview
-
+Headers = list[tuple[bytes, bytes]]
+"""In the order received, names in lower case."""
+Bytes = bytes | memoryview
 ProtocolLabel = Literal["oip", "predict", "rollout", "vjp", "solver", "admin"]
 
 _SMALL_PIECE = 4096
@@ -128,7 +126,7 @@ class Call:
     steps: dict[str, float]
     """The steps that ran, of decode, queue, compute and encode, with their durations in seconds."""
     first: Call | None = None
-    """A request of the connection with the same head, whose checks and parameters hold for this one too."""
+    """A request of the connection with the same head but for the length, whose checks and parameters hold for this one too."""
     span: Any = None
     trace = ""
     """W3C traceparent of the request's span; empty if not traced."""
@@ -158,13 +156,14 @@ class Call:
         self.target = target
         self.request_id = accept_request_id(self.headers.get(b"x-request-id", b""))
 
-    def again(self) -> Call:
-        """The next request on the connection, with the same head; it has no body yet."""
+    def again(self, size: int) -> Call:
+        """The next request on the connection, with the same head but for the length of its body, which it does not have yet."""
         call = Call.__new__(Call)
         call.started, call.steps = time.perf_counter(), {}
         call.context, call.method, call.target = self.context, self.method, self.target
         call.path, call.raw_path, call.query = self.path, self.raw_path, self.query
-        call.headers = self.headers
+        # Nobody needs Content-Length, as the size is known.
+        call.headers, call.declared_bytes = self.headers, size
         call.request_id = accept_request_id(self.headers.get(b"x-request-id", b""))
         call.first = self.first or self
         return call

@@ -8,6 +8,7 @@ reads `response_complete` of `self.cycle` and sets its `keep_alive`.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,9 @@ FIRST_PROBE_SECONDS, LONGEST_PROBE_SECONDS = 0.02, 1.0
 """Intervals between probes of a half-closed connection; each is twice the one before."""
 MOST_PIPELINED = 4
 """Pipelined requests at which reading pauses. A disconnect is detected only while the connection is read."""
+_LENGTH = re.compile(rb"\r\ncontent-length: *([0-9]+)\r\n", re.IGNORECASE)
+_LONGEST_NUMBER = 18
+"""Digits of a length."""
 
 
 def edge_protocol(context: AppContext) -> type[Edge]:
@@ -57,7 +61,6 @@ class Edge(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = self.app_context.settings
-        self._in_header = True
         self._header_bytes = 0
         self._timers: dict[Callable[..., object], asyncio.TimerHandle] = {}
         """By the function that they call."""
@@ -67,14 +70,13 @@ class Edge(HttpToolsProtocol):
         self._admitted: Exchange | None = None
         """A request to start when its body has been received, or takes long."""
         self._arriving = False
-        """True while the newest request is incomplete."""
+        """True from the end of the newest request's header to the end of its body."""
         self._reception: Reception | None = None
         """Receives the admitted request's body, if that is large."""
         self._half_closed = False
-        self._head = b""
-        """Head of the last request for an operation, if it can be repeated; requests that repeat it need no parser."""
-        self._headed: Call | None = None
-        """That request."""
+        self._head: tuple[bytes, bytes, Call] | None = None
+        """The last request for an operation, if its head can be repeated, with the bytes of the head before and behind the
+        number of its Content-Length: requests that repeat them need no parser."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -113,11 +115,7 @@ class Edge(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         between = not (self._unanswered or self._header_bytes or self._arriving)
-        if between and self._repeats_head(data):
-            assert self._headed is not None
-            exchange = Exchange(self, self._headed.again(), chunked=True, keep_alive=True)
-            exchange.add(memoryview(data)[len(self._head) :])
-            exchange.complete = True
+        if between and (exchange := self._repeated(data)) is not None:
             self._begin(exchange)
             self._pace(exchange.call)
             is_http = True
@@ -136,7 +134,7 @@ class Edge(HttpToolsProtocol):
                 self._call_after(BODY_SECONDS, self._body_is_late)
         if not is_http:
             return
-        if self._in_header:
+        if not self._arriving:
             if self._header_bytes and self._header_too_slow not in self._timers:
                 # A header has begun and not ended.
                 self._start_header_timer()
@@ -154,7 +152,6 @@ class Edge(HttpToolsProtocol):
         # uvicorn's makes an ASGI scope, which an exchange does not need.
         self.url = b""
         self.headers = []
-        self._in_header = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name.lower(), value))
@@ -163,7 +160,6 @@ class Edge(HttpToolsProtocol):
         if self.parser.should_upgrade():
             # The parser stops here, expecting another protocol; `_feed` goes on.
             return
-        self._in_header = False
         self._header_bytes = 0
         self._arriving = True
         self._stop(self._header_too_slow)
@@ -189,7 +185,6 @@ class Edge(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return
-        self._in_header = True
         self._header_bytes = 0
         self._arriving = False
         self._stop(self.transport.close)
@@ -225,12 +220,20 @@ class Edge(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "no_http", msg)
 
-    def _repeats_head(self, data: bytes) -> bool:
-        """True if received bytes are the last request's head again, and a whole body."""
-        if not self._head or not data.startswith(self._head):
-            return False
-        assert self._headed is not None
-        return len(data) - len(self._head) == self._headed.declared_bytes
+    def _repeated(self, data: bytes) -> Exchange | None:
+        """The request, if received bytes are the last one's head again, but for the length, and a whole body."""
+        if self._head is None or not data.startswith(self._head[0]):
+            return None
+        before, behind, call = self._head
+        end = data.find(b"\r", len(before), len(before) + _LONGEST_NUMBER + 1)
+        start, digits = end + len(behind), data[len(before) : end]
+        size = len(data) - start
+        if not (data.startswith(behind, end) and digits.isdigit() and int(digits) == size):
+            return None
+        exchange = Exchange(self, call.again(size), chunked=True, keep_alive=True)
+        exchange.add(memoryview(data)[start:])
+        exchange.complete = True
+        return exchange
 
     def _remember_head(self, data: bytes) -> None:
         """Keep the head of the received bytes if they are one request that can be repeated."""
@@ -239,8 +242,8 @@ class Edge(HttpToolsProtocol):
             return
         size = len(data) - (exchange.call.declared_bytes or 0)
         # The first blank line is where the body begins only if the bytes are one request.
-        if data.find(b"\r\n\r\n") + 4 == size:
-            self._head, self._headed = data[:size], exchange.call
+        if data.find(b"\r\n\r\n") + 4 == size and (length := _LENGTH.search(data, 0, size)):
+            self._head = data[: length.start(1)], data[length.end(1) : size], exchange.call
 
     def _feed(self, data: bytes) -> bool:
         """Parse received bytes. Returns False if they were not HTTP and have been refused."""

@@ -12,17 +12,16 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from turbofno.service.engine.interface import heap_buffer
 from turbofno.service.errors import ServiceError
 from turbofno.service.http.access_log import shown_path
-from turbofno.service.http.call import Body, Call, Reply
+from turbofno.service.http.call import Body, Bytes, Call, Reply
 from turbofno.service.http.eager_task import EagerTask
 from turbofno.service.http.operations import begin, execute
-from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, stopped, unexpected
+from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, problem, stopped
 from turbofno.service.logs import request_id
 from turbofno.service.pipeline.admission import UNCOUNTED
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from turbofno.service.http.call import Bytes
     from turbofno.service.http.edge import Edge
 
 logger = logging.getLogger(__name__)
@@ -203,9 +202,9 @@ class Exchange(Body):
             if reply is not None:
                 status = reply.status
                 size = await self._send(reply)
-        except Exception:
+        except Exception as error:
             # Its status is counted even if the reply cannot be sent any more.
-            reply = unexpected(call)
+            reply = problem(call, error)
             status, size = reply.status, 0
             if self.response_started:
                 self._edge.transport.close()

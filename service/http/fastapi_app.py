@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from starlette.exceptions import HTTPException
@@ -12,7 +12,7 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 
 from turbofno.service.errors import BadRequest, MethodNotAllowed
 from turbofno.service.http import admin, pages
-from turbofno.service.http.call import Reply
+from turbofno.service.http.call import Call, Reply
 from turbofno.service.http.openapi import SCHEMAS
 from turbofno.service.http.operations import documented
 from turbofno.service.http.problems import no_route, not_allowed, options
@@ -21,10 +21,8 @@ from turbofno.service.version import VERSION
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fastapi import Request
     from starlette.types import Message
 
-    from turbofno.service.http.call import Call
 
 _NOT_PASSED_ON = {b"content-length", b"range", b"accept-ranges"}
 _VALIDATION_SCHEMAS = ("HTTPValidationError", "ValidationError")

@@ -6,8 +6,8 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from turbofno.service.codec.grids import OUTPUT_GRID, from_network, to_network
-from turbofno.service.engine.interface import PredictRequest
+from turbofno.service.codec.grids import OUTPUT_GRID, Grid, from_network, to_network
+from turbofno.service.engine.interface import Fields, PredictRequest, PredictResult
 from turbofno.service.errors import PayloadTooLarge
 from turbofno.service.http.offload import offload
 from turbofno.service.settings import env_name
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from turbofno.service.answer_warnings import AnswerWarning
-    from turbofno.service.codec.grids import Grid
-    from turbofno.service.engine.interface import Fields, PredictResult
     from turbofno.service.engine.vjp import VjpShapes
     from turbofno.service.http.call import Call
 

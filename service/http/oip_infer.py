@@ -12,7 +12,7 @@ from turbofno.service.codec.grids import parse_output_grid
 from turbofno.service.errors import BadRequest, PayloadTooLarge
 from turbofno.service.http import oip_openapi, openapi
 from turbofno.service.http.body import read_body
-from turbofno.service.http.call import Call, Operation, Reply
+from turbofno.service.http.call import Bytes, Call, Headers, Operation, Reply
 from turbofno.service.http.inference import count_warnings, run_model
 from turbofno.service.http.offload import JSON_BYTES, TENSOR_BYTES, heavy_to_encode, offload
 from turbofno.service.http.predict import success_reply
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from turbofno.service.codec.oip_binary import InferRequest
     from turbofno.service.engine.interface import Fields
-    from turbofno.service.http.call import Bytes, Headers
     from turbofno.service.http.served import Served
 
 HEADER = "Inference-Header-Content-Length"

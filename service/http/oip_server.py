@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from turbofno.service.codec.fields import INPUT, OUTPUT, grid_limits
 from turbofno.service.codec.json import json_type, parse_object
 from turbofno.service.codec.oip_binary import DATATYPE
-from turbofno.service.engine.interface import status_of
+from turbofno.service.engine.interface import ModelCounters, ModelStatus, status_of
 from turbofno.service.errors import BadRequest, Forbidden, Unavailable, Unsupported
 from turbofno.service.http import oip_metadata as oip
 from turbofno.service.http.body import read_body
@@ -25,7 +25,6 @@ from turbofno.service.version import VERSION
 if TYPE_CHECKING:
     from turbofno.models.core.config import ModelConfig
     from turbofno.service.context import AppContext
-    from turbofno.service.engine.interface import ModelCounters, ModelStatus
 
 PLATFORM = "turbofno_safetensors"
 EXTENSIONS = [

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from turbofno.service.errors import NotFound, QueueFull, ServiceError
+from turbofno.service.errors import NotFound, QueueFull
 from turbofno.service.http import (
     health,
     oip_infer,
@@ -22,7 +22,7 @@ from turbofno.service.http.body import declared_size
 from turbofno.service.http.call import Call, ClientLeft, Operation, Reply, Target
 from turbofno.service.http.guard import is_preflight, preflight
 from turbofno.service.http.parameters import read_query
-from turbofno.service.http.problems import no_route, not_allowed, options, problem, unexpected
+from turbofno.service.http.problems import no_route, not_allowed, options, problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -111,10 +111,8 @@ def begin(call: Call) -> Reply | None:
         if call.context.keys is not None:
             call.context.keys.check(call)
         return _admit(call)
-    except ServiceError as error:
+    except Exception as error:
         return problem(call, error)
-    except Exception:
-        return unexpected(call)
 
 
 async def execute(call: Call) -> Reply:
@@ -125,12 +123,10 @@ async def execute(call: Call) -> Reply:
             # An error before the first piece is still sent as an ordinary error.
             reply.body = (await anext(reply.stream),)
             reply.size = len(reply.body[0])
-    except ServiceError as error:
-        return problem(call, error)
     except ClientLeft:
         raise
-    except Exception:
-        return unexpected(call)
+    except Exception as error:
+        return problem(call, error)
     return reply
 
 
@@ -158,8 +154,7 @@ def _admit(call: Call) -> Reply | None:
         call.model, call.version = served.name, served.version
     first = call.first
     if first is not None and first.served is served:
-        call.parameters, call.declared_bytes = first.parameters, first.declared_bytes
-        call.aligned_at = first.aligned_at
+        call.parameters, call.aligned_at = first.parameters, first.aligned_at
     else:
         given = read_query(call, operation.parameters, hint=operation.hint)
         call.parameters, call.declared_bytes = operation.parse(call, given), declared_size(call)

@@ -6,12 +6,12 @@ import time
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from turbofno.service.codec.fields import ResponseData, arrays_from_fields
-from turbofno.service.codec.grids import OUTPUT_GRID, parse_output_grid
-from turbofno.service.codec.negotiate import JSON, NPY, NPZ, codec_for_answer, codec_for_body
+from turbofno.service.codec.fields import Form, ResponseData, arrays_from_fields
+from turbofno.service.codec.grids import OUTPUT_GRID, Grid, parse_output_grid
+from turbofno.service.codec.negotiate import JSON, NPY, NPZ, Codec, codec_for_answer, codec_for_body
 from turbofno.service.http import openapi
 from turbofno.service.http.body import read_body
-from turbofno.service.http.call import Call, Operation, Reply
+from turbofno.service.http.call import Bytes, Call, Headers, Operation, Reply
 from turbofno.service.http.inference import count_warnings, run_model
 from turbofno.service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
 from turbofno.service.http.parameters import PRIORITY, Parameter, seconds_allowed
@@ -21,11 +21,7 @@ from turbofno.service.http.trust import TRUST_HEADER, trust_headers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from turbofno.service.codec.fields import Form
-    from turbofno.service.codec.grids import Grid
-    from turbofno.service.codec.negotiate import Codec
     from turbofno.service.engine.interface import Fields
-    from turbofno.service.http.call import Bytes, Headers
     from turbofno.service.http.served import Served
 
 T = TypeVar("T")

@@ -46,8 +46,17 @@ def form_of(path: str) -> tuple[str, type[Problem | Error]]:
     return MEDIA_TYPE, Problem
 
 
-def problem(call: Call, error: ServiceError) -> Reply:
-    """The reply to `error`, in the format of the request's path."""
+def problem(call: Call, error: Exception) -> Reply:
+    """The reply to `error`, in the format of the request's path; an unexpected one is logged, and not shown."""
+    if not isinstance(error, ServiceError):
+        token = request_id.set(call.request_id)
+        about = call.method, shown_path(call)
+        logger.error("unexpected failure of %s %s", *about, exc_info=error)
+        request_id.reset(token)
+        error = ServiceError(
+            "the server failed on this request; its log has the cause under request id "
+            f"{call.request_id}"
+        )
     media_type, form = form_of(call.path)
     document: Problem | Error
     if form is Error:
@@ -59,20 +68,6 @@ def problem(call: Call, error: ServiceError) -> Reply:
         )  # fmt: skip
     headers = encoded({"Content-Type": media_type, **error.headers})
     return Reply(error.status, headers, (msgspec.json.encode(document),))
-
-
-def unexpected(call: Call) -> Reply:
-    """Log the exception being handled; return a reply with the request id and no detail of the exception."""
-    token = request_id.set(call.request_id)
-    logger.exception("unexpected failure of %s %s", call.method, shown_path(call))
-    request_id.reset(token)
-    return problem(
-        call,
-        ServiceError(
-            "the server failed on this request; its log has the cause under request id "
-            f"{call.request_id}"
-        ),
-    )
 
 
 def stopped(call: Call) -> Reply:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from turbofno.service.answer_warnings import AnswerWarnings
 from turbofno.service.codec import npy, oip_binary
 from turbofno.service.codec.fields import (
+    Array,
     Form,
     check_bounds,
     check_finite,
@@ -19,8 +21,6 @@ from turbofno.service.http.trust import NOT_COMPUTED, no_trust_reason
 
 if TYPE_CHECKING:
     from turbofno.models.core.config import ModelConfig
-    from turbofno.service.codec.fields import Array
-    from turbofno.service.codec.grids import Grid
     from turbofno.service.engine.interface import Engine, Fields, Trust
     from turbofno.service.http.call import Headers
     from turbofno.service.settings import Settings
@@ -47,8 +47,8 @@ class Served:
         self._layouts: dict[tuple[object, int], tuple[tuple[int, ...], Any]] = {}
         """`.npy` header or given shape, and size of the body in bytes -> [batch, channels, *grid] and form of its fields,
         once such a body was checked."""
-        self._warnings: dict[tuple[Grid, Grid | None], AnswerWarnings] = {}
-        """By input and output grid."""
+        self.warnings = lru_cache(_MAX_LAYOUTS)(partial(AnswerWarnings, config))
+        """The warnings of answers, by input grid and, if one is given, output grid."""
 
     def fields_from_npy(self, body: memoryview) -> tuple[Fields, Form]:
         """Decode and check the fields of an `.npy` body, without a copy where none is needed.
@@ -98,16 +98,6 @@ class Served:
     def fields_from_arrays(self, arrays: dict[str, Array]) -> tuple[Fields, Form]:
         """Call the codec's `fields_from_arrays` with this model's limits."""
         return fields_from_arrays(arrays, self.config, max_fields=self.max_fields)
-
-    def warnings(self, grid: Grid, output_grid: Grid | None = None) -> AnswerWarnings:
-        """The warnings of answers for fields on a grid."""
-        known = self._warnings.get((grid, output_grid))
-        if known is None:
-            if len(self._warnings) >= _MAX_LAYOUTS:
-                self._warnings.clear()
-            known = AnswerWarnings(self.config, grid, output_grid)
-            self._warnings[grid, output_grid] = known
-        return known
 
     def why_no_trust(self, trust: Trust) -> str:
         """The reason why an answer has no trust signals; empty if it has."""

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from turbofno.service.errors import PayloadTooLarge, Unavailable
-from turbofno.service.settings import env_name
+from turbofno.service.settings import Settings, env_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from turbofno.service.metrics import Metrics
     from turbofno.service.pipeline.queue_capacity import QueueCapacity
-    from turbofno.service.settings import Settings
 
 
 class Caller(NamedTuple):

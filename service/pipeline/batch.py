@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from turbofno.service.engine.interface import NO_FIELDS
+from turbofno.service.engine.interface import NO_FIELDS, Fields
 from turbofno.service.engine.out_of_memory import out_of_memory, release_frames
 from turbofno.service.errors import InferenceFailed, InvalidField, ServiceError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from turbofno.service.engine.interface import Fields
     from turbofno.service.engine.runnable import ModelOutput, Runnable
     from turbofno.service.pipeline.ticket import Slice, Ticket
 

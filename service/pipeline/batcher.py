@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from turbofno.service.pipeline.shares import Shares
-from turbofno.service.pipeline.ticket import Slice
+from turbofno.service.pipeline.shares import Flow, Shares
+from turbofno.service.pipeline.ticket import Bucket, Kind, Slice, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from turbofno.service.pipeline.shares import Flow
-    from turbofno.service.pipeline.ticket import Bucket, Kind, Ticket
     from turbofno.service.settings import Settings
 
 
@@ -151,6 +149,18 @@ class Batcher:
                 self._shares.serve(flow)
                 return Decision(tuple(batch), tuple(expired))
         return Decision((), tuple(expired), wake_at)
+
+    def fit(self, tickets: Sequence[Ticket]) -> bool:
+        """True if tickets of one kind could run now as one batch, were the queues empty."""
+        fields, limit = sum([ticket.size for ticket in tickets]), self.limit(tickets[0].kind)
+        return fields == limit or (fields < limit and not self._policy.max_delay)
+
+    def batch_of(self, tickets: Sequence[Ticket]) -> tuple[Slice, ...]:
+        """Tickets that fit, as the next batch, past the empty queues."""
+        self._shares.serve(tickets[0].kind.flow)
+        for ticket in tickets:
+            ticket.dispatched = ticket.size
+        return tuple([Slice(ticket, 0, ticket.size) for ticket in tickets])
 
     def _policy_limit(self, kind: Kind) -> int:
         return self._policy.limit(kind.field_bytes, kind.gradient_bytes, model=kind.flow.model)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from turbofno.service.errors import PayloadTooLarge, QueueFull
 from turbofno.service.pipeline.batcher import Policy
-from turbofno.service.pipeline.ticket import Slice
-from turbofno.service.settings import env_name
+from turbofno.service.pipeline.ticket import Kind, Slice, Ticket
+from turbofno.service.settings import Settings, env_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from turbofno.service.engine.interface import PredictRequest
     from turbofno.service.metrics import Metrics
     from turbofno.service.pipeline.shares import Flow
-    from turbofno.service.pipeline.ticket import Kind, Ticket
-    from turbofno.service.settings import Settings
 
 _SMOOTHING = 0.2
 """Weight of the newest batch in the drain rate."""

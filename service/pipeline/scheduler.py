@@ -20,17 +20,15 @@ from turbofno.service.errors import (
 from turbofno.service.pipeline.batch import BatchReport, start_batch
 from turbofno.service.pipeline.batcher import Batcher, Policy
 from turbofno.service.pipeline.memory_limits import MemoryLimits
-from turbofno.service.pipeline.ticket import CANCELLED, Ticket, by_kind
+from turbofno.service.pipeline.ticket import CANCELLED, Slice, Ticket, by_kind
 from turbofno.service.pipeline.worker import Worker, cores
-from turbofno.service.settings import env_name
+from turbofno.service.settings import Settings, env_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from turbofno.service.metrics import Metrics
     from turbofno.service.pipeline.queue_capacity import QueueCapacity
-    from turbofno.service.pipeline.ticket import Slice
-    from turbofno.service.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +64,8 @@ class Scheduler:
     ) -> None:
         """`max_in_flight` batches may be on the device at once; `prepare_thread` runs on each device thread.
 
-        `on_batch` is called after each batch; `on_ended` once for each ticket, after its outcome was set.
+        `on_batch` is called after each batch; `on_ended` once for each ticket, after its outcome was set. Those who wait for
+        the outcomes run before both.
         """
         self._metrics = metrics
         self._capacity = capacity
@@ -112,7 +111,10 @@ class Scheduler:
             for ticket in block:
                 self._refuse(ticket, self._unavailable())
             return
-        for _, tickets in by_kind(block):
+        groups, busy = by_kind(block), self._live or self._jobs or self._in_flight
+        if at_once and len(groups) == 1 and not busy and self._start_at_once(block):
+            return
+        for _, tickets in groups:
             self._queue(tickets)
         if not at_once:
             self._schedule_pump()
@@ -185,22 +187,34 @@ class Scheduler:
         decision = self._batcher.next_batch(now, full_only=self._in_flight > 1)
         for ticket in decision.expired:
             self._expire(ticket, now)
-        if batch := decision.batch:
-            expected = self._capacity.dispatch(batch, now)
-            for ticket, *_ in batch:
-                ticket.running_slices += 1
-                if ticket.result is None:
-                    ticket.result = _empty_result(ticket, now)
-            work, finish = partial(start_batch, batch), partial(self._finish_batch, batch)
-            gradients = batch[0].ticket.request.vjp is not None
-            if self._one_core and 0.0 < expected <= SHORT_SECONDS and not gradients:
-                self._run_inline(work, finish)
-                return False
-            self._dispatch(work, finish)
-            return True
+        if decision.batch:
+            return self._start(decision.batch, now)
         if decision.wake_at is not None:
             self._wake = self._loop.call_later(max(0.0, decision.wake_at - now), self._pump)
         return False
+
+    def _start_at_once(self, tickets: Sequence[Ticket]) -> bool:
+        """Start tickets of one kind as a batch on the idle device, past the empty queue. False if they have to be queued."""
+        if not (self._batcher.fit(tickets) and self._capacity.reserve_all(tickets)):
+            return False
+        self._live.update(tickets)
+        self._start(self._batcher.batch_of(tickets), time.monotonic())
+        return True
+
+    def _start(self, batch: tuple[Slice, ...], now: float) -> bool:
+        """Start a batch. False if it ran on the event loop, which should go on with other things before the next."""
+        expected = self._capacity.dispatch(batch, now)
+        for ticket, *_ in batch:
+            ticket.running_slices += 1
+            if ticket.result is None:
+                ticket.result = _empty_result(ticket, now)
+        work, finish = partial(start_batch, batch), partial(self._finish_batch, batch)
+        gradients = batch[0].ticket.request.vjp is not None
+        if self._one_core and 0.0 < expected <= SHORT_SECONDS and not gradients:
+            self._run_inline(work, finish)
+            return False
+        self._dispatch(work, finish)
+        return True
 
     def _dispatch(
         self, work: Callable[[], Callable[[], T]], finish: Callable[[T | BaseException], None]
@@ -308,7 +322,7 @@ class Scheduler:
         full = self._batcher.limit(kind) * kind.field_bytes
         self._capacity.note_batch(model, full, report.device_seconds)
         self._batcher.note_ran(report.slices, report.device_seconds)
-        self._on_batch(report)
+        self._loop.call_soon(self._on_batch, report)
 
     def _lose_device(self, failure: str) -> None:
         """Fail everything, now and from now on."""
@@ -438,7 +452,8 @@ class Scheduler:
         self._capacity.release_quota(*[ticket.request for ticket in ended])
         if self._closed and not self._live:
             self._idle.set()
-        self._on_ended(ended)
+        # Behind the answers, which are sent in this order too.
+        self._loop.call_soon(self._on_ended, ended)
 
     def _run_alone(self, ticket: Ticket) -> None:
         """Queue joined requests again, where they were: they were admitted. They have no quota, else they were apart before."""

@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import msgspec
 
-from turbofno.service.errors import Unavailable
+from turbofno.service.errors import ServiceError, Unavailable
 from turbofno.service.pipeline.shares import Flow, level_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Sequence
 
     from turbofno.service.engine.interface import Fields, PredictRequest, PredictResult
     from turbofno.service.engine.runnable import Runnable
     from turbofno.service.engine.vjp import VjpShapes
-    from turbofno.service.errors import ServiceError
 
 _serial = itertools.count(1)
 
@@ -147,7 +146,7 @@ class Ticket(msgspec.Struct, eq=False):
         return self.ended or self.outcome.done()
 
 
-def by_kind(tickets: Sequence[Ticket]) -> Iterable[tuple[Kind, Sequence[Ticket]]]:
+def by_kind(tickets: Sequence[Ticket]) -> Collection[tuple[Kind, Sequence[Ticket]]]:
     """The tickets of each kind, in order."""
     if len({ticket.kind for ticket in tickets}) == 1:
         return ((tickets[0].kind, tickets),)

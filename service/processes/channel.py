@@ -138,10 +138,6 @@ class Channel:
             self._listening.close()
             self._listening = None
 
-    def opened(self, connection: _Connection) -> None:
-        """Note a new connection."""
-        self._connections.add(connection)
-
     def lost(self, connection: _Connection) -> None:
         """Note the end of a connection."""
         self._connections.discard(connection)
@@ -221,7 +217,7 @@ class _Connection(asyncio.Protocol):
         """Frames from before there is a transport."""
         self._arrived = bytearray()
         self._closed = False
-        channel.opened(self)
+        channel._connections.add(self)
         self._loop = asyncio.get_running_loop()
         self._opening = self._loop.create_task(
             self._loop.create_unix_connection(lambda: self, sock=connected)

@@ -17,7 +17,7 @@ from turbofno.service.engine.interface import (
     PredictResult,
     RolloutRequest,
 )
-from turbofno.service.engine.turn import Turn
+from turbofno.service.engine.turn import Asked, Turn
 from turbofno.service.errors import InferenceFailed, ServiceError, Unavailable
 from turbofno.service.processes import messages
 from turbofno.service.processes.channel import Channel
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 
     from turbofno.models.core.config import ModelConfig
-    from turbofno.service.engine.turn import Asked
     from turbofno.service.processes.memory import SlotMemory
 
 

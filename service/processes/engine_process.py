@@ -17,7 +17,7 @@ from turbofno.service.engine.local import LocalEngine
 from turbofno.service.errors import InferenceFailed, ServiceError, Unavailable
 from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
-from turbofno.service.pipeline.ticket import CANCELLED
+from turbofno.service.pipeline.ticket import CANCELLED, Ticket
 from turbofno.service.processes import messages
 from turbofno.service.processes.channel import Channel, new_endpoint
 from turbofno.service.processes.liveness import LivenessPipe
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from turbofno.service.pipeline.ticket import Ticket
     from turbofno.service.processes.launch import Launch
 
 logger = logging.getLogger(__name__)

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from turbofno.service.engine.interface import Joined
+from turbofno.service.engine.interface import Fields, Joined, PredictRequest, PredictResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from turbofno.service.engine.interface import Fields, PredictRequest, PredictResult
     from turbofno.service.engine.turn import Asked
     from turbofno.service.processes.memory import SlotMemory
     from turbofno.service.settings import Settings

@@ -51,6 +51,11 @@ class _Memory:
     def span(self, fields: Fields) -> Span:
         return _address(fields) - self._start, fields.shape
 
+    def view(self, span: Span) -> Fields:
+        """The array of a span. In a front end another array has to hold its slot."""
+        start, shape = span
+        return np.ndarray(shape, _FLOAT, self.bytes, start)
+
 
 class SlotMemory(_Memory):
     """A front end's memory, allocated in slots. A slot is freed once no array refers to it."""
@@ -126,11 +131,6 @@ class SlotMemory(_Memory):
         # All of ours are writable and contiguous.
         return fields.flags.carray and 0 <= _address(fields) - self._start < self._size
 
-    def view(self, span: Span) -> Fields:
-        """The float32 array of a span; valid while another array holds the slot."""
-        start, shape = span
-        return np.ndarray(shape, _FLOAT, self._map, start)
-
     def _reclaim(self) -> None:
         while self._collected:
             _, start, stop = self._slots.pop(id(self._collected.popleft()))
@@ -158,10 +158,7 @@ class AttachedMemory(_Memory):
         finally:
             os.close(fd)
 
-    def array(self, span: Span) -> Fields:
-        """The float32 array of a span."""
-        start, shape = span
-        return np.ndarray(shape, _FLOAT, self.bytes, start)
+    array = _Memory.view
 
 
 def _address(array: NDArray[Any]) -> int:

@@ -69,7 +69,9 @@ class ModelInstance:
         self._slabs = slabs
         self._device = device
         self._excess = Excess(config.statistics, device)
-        self._judge = Judge(config, device) if trust else None
+        # There is nothing to judge by without either.
+        judged = trust and (config.statistics or config.pde)
+        self._judge = Judge(config, device) if judged else None
         self._gradient_memory = GradientMemory(0.0, 0.0)
         self._no_gradient = ""
 

@@ -64,11 +64,11 @@ class Replays:
                 self._cooldown_until = started + (1 + _RECORDING_COOLDOWN) * (
                     time.monotonic() - started
                 )
+        if (whole := known.replays.get(x.shape[0])) is not None:
+            return whole(x)[0]
         most = self._chunk_size(field)
         if not known.replays:
             return _concatenate([self._network(part) for part in x.split(most)])
-        if (whole := known.replays.get(x.shape[0])) is not None:
-            return whole(x)[0]
         parts = x.split(list(_powers_of_two(len(x), most)))
         return _concatenate([known.replays[len(part)](part)[0] for part in parts])
 
@@ -88,10 +88,13 @@ class Replays:
         self._known.clear()
 
     def _recordings(self, field: torch.Size) -> _Recordings:
-        known = self._known.setdefault(field, _Recordings())
-        self._known.move_to_end(field)
-        if len(self._known) > _MAX_TRACKED_GRIDS:
-            self._known.popitem(last=False)
+        known = self._known.get(field)
+        if known is None:
+            known = self._known[field] = _Recordings()
+            if len(self._known) > _MAX_TRACKED_GRIDS:
+                self._known.popitem(last=False)
+        else:
+            self._known.move_to_end(field)
         return known
 
     def _record(self, known: _Recordings, field: torch.Size) -> None:

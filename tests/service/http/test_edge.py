@@ -355,6 +355,37 @@ async def test_a_repeated_head_is_not_parsed_again_and_each_request_gets_its_own
 
 
 @in_loop
+async def test_a_repeated_head_may_have_another_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+    feed = edge.Edge._feed
+
+    def noted(self: edge.Edge, data: bytes) -> bool:
+        parsed.append(data)
+        return feed(self, data)
+
+    monkeypatch.setattr(edge.Edge, "_feed", noted)
+    async with listening() as (port, _, _), connected(port) as (reader, writer):
+        for grid in (16, 32, 24, 16):
+            field = np.arange(grid, dtype=np.float32).reshape(1, 1, grid)
+            body = json.dumps({"inputs": {"input": field.tolist()}}).encode()
+            writer.write(raw_request(PREDICT, body, "Content-Type: application/json"))
+            status, _, answer = await reply(reader)
+            assert status == 200
+            assert np.shape(json.loads(answer)["outputs"]["output"])[-1] == grid
+        assert len(parsed) == 1
+        # Neither a wrong length nor a very long number is taken for a repetition.
+        head, _, _ = parsed[0].partition(b"\r\n\r\n")
+        number = str(len(parsed[0]) - len(head) - 4).encode()
+        for wrong in (b"9" * 5000, b"x"):
+            async with connected(port) as (other_reader, other_writer):
+                other_writer.write(parsed[0])
+                assert (await reply(other_reader))[0] == 200
+                other_writer.write(parsed[0].replace(b"Length: " + number, b"Length: " + wrong))
+                assert (await reply(other_reader))[0] == 400
+        assert len(parsed) == 5
+
+
+@in_loop
 async def test_pipelined_requests_are_never_taken_for_one_with_a_repeated_head() -> None:
     async with listening() as (port, engine, _), connected(port) as (reader, writer):
         for sent in (2, 2, 1, 3, 1, 2):
