@@ -88,10 +88,6 @@ class HostPipeline:
 
     max_in_flight = 1
 
-    def __init__(self) -> None:
-        # Made once: making it takes as long as entering it.
-        self._inference = torch.inference_mode()
-
     def in_turn(self) -> AbstractContextManager[object]:
         return nullcontext()
 
@@ -105,7 +101,7 @@ class HostPipeline:
         started = time.perf_counter()
         x = torch.from_numpy(gather(parts))
         gathered = time.perf_counter()
-        with self._inference:
+        with torch.inference_mode():
             y, ran = forward(x)
             ended = time.perf_counter()
             judged = {name: values.tolist() for name, values in judge(x, y).items()}
