@@ -14,29 +14,25 @@ from turbofno_ops._slab import Slab
 
 _IN_FLIGHT = 2
 """Pieces whose exchange may be under way while the next one is transformed."""
+LATE_SHARE = 1 / 4
+"""Share of the columns that is exchanged last, while the others are transformed."""
 ROW_AXIS = 2
 """Axis of the rows in [batch, channels, *grid]."""
 
+Pack = Callable[[torch.Tensor, torch.Tensor], object]
+"""Writes a function of the first tensor to the second one."""
 
-def _as_it_is(piece: torch.Tensor) -> torch.Tensor:
-    return piece
+
+def _as_it_is(part: torch.Tensor) -> torch.Tensor:
+    return part
 
 
-def recut(
-    slab: Slab,
-    x: torch.Tensor,
-    *,
-    cut: int,
-    to: int,
-    points: int,
-    before: Callable[[torch.Tensor], torch.Tensor] = _as_it_is,
-    pieces: int = 1,
-    inner: int | None = None,
-    scale: float = 1.0,
-) -> torch.Tensor:
+def _copy(given: torch.Tensor, packed: torch.Tensor) -> None:
+    packed.copy_(given)
+
+
+def recut(slab: Slab, x: torch.Tensor, *, cut: int, to: int, points: int) -> torch.Tensor:
     """Return a tensor that is cut along axis `cut` cut along axis `to` instead: whole there, this process's rows here.
-
-    Pieces of `cut` are exchanged one after the other, each while the next one is transformed by `before`.
 
     Args:
         slab: The processes.
@@ -44,47 +40,110 @@ def recut(
         cut: The axis that is cut; not negative.
         to: The axis to cut; not negative.
         points: Length of the whole axis `cut`.
-        before: Function of the elements along `cut`, each by itself. It may change the lengths of other axes.
-        pieces: As many exchanges; the same number on all processes.
-        inner: Innermost axis in memory of what is exchanged: where `before` leaves it there, nothing is transposed. By
-            default the last axis.
-        scale: A factor, multiplied while a piece is packed.
 
     Returns:
-        The tensor, with axis `cut` outermost and axis `inner` innermost in memory.
+        The tensor, with axis `cut` outermost in memory.
     """
-    inner = x.ndim - 1 if inner is None else inner
-    # the cut axis in front, so that what each process sends is one piece of memory in the result
-    order = sorted(range(x.ndim), key=lambda axis: (axis != cut, axis == inner, axis))
-    at = order.index(to)
+    ((_, whole),) = exchanged(slab, x, cut=cut, to=to, points=points)
+    return whole
+
+
+def exchanged(
+    slab: Slab,
+    x: torch.Tensor,
+    *,
+    cut: int,
+    to: int,
+    points: int,
+    shape: Sequence[int] | None = None,
+    dtype: torch.dtype | None = None,
+    before: Callable[[torch.Tensor], torch.Tensor] = _as_it_is,
+    pack: Pack = _copy,
+    pieces: int = 1,
+    rows_at_once: int | None = None,
+    late: bool = False,
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Exchange a tensor as `recut` does, and yield parts of the result as they arrive.
+
+    Pieces of `cut` are exchanged one after the other, each while `before` and `pack` transform the next one. They run on few
+    rows at a time, so that `pack` finds in the cache what `before` left.
+
+    Args:
+        slab: The processes.
+        x: As in `recut`.
+        cut: As in `recut`.
+        to: As in `recut`.
+        points: As in `recut`.
+        shape: Shape of x when it is packed, by default as it is.
+        dtype: Its dtype then.
+        before: Function of the elements along `cut`, each by itself. It may change the lengths of other axes.
+        pack: Function of the elements along `cut` and `to`, each by itself, from what `before` left to a view of a buffer.
+        pieces: As many exchanges; the same number on all processes.
+        rows_at_once: Rows of a call of `before`, by default those of a piece.
+        late: True to exchange a share of the columns after the pieces, and yield the others before it has arrived.
+
+    Yields:
+        The first column of a part, counted from this process's first one, and the part: axis `cut` is outermost in memory.
+    """
+    shape = x.shape if shape is None else shape
+    order = sorted(range(x.ndim), key=lambda axis: (axis != cut, axis))
+    back = [order.index(axis) for axis in range(x.ndim)]
     rows = slab.all_rows(points)
-    own, result = rows[slab.rank], None
+    own, rank = rows[slab.rank], slab.rank
+    columns = [_parts(of, late) for of in slab.all_rows(shape[to])]
+
+    def new(count: int, width: int) -> torch.Tensor:
+        sizes = [count if axis == cut else width if axis == to else shape[axis] for axis in order]
+        return x.new_empty(sizes, dtype=dtype)
+
+    whole = [new(points, part.count) for part in columns[rank]]
+    # what this process keeps is packed into its place at once
+    held = [whole[-1][own.first : own.stop] if peer == rank else new(own.count, parts[-1].count)
+            for peer, parts in enumerate(columns)] if late else []  # fmt: skip
     under_way: deque[tuple[list[dist.Work], list[torch.Tensor]]] = deque()
     for number in range(pieces):
         # from here on the stream waits for older pieces, and their memory is free again
         while len(under_way) >= _IN_FLIGHT:
             _finish(under_way.popleft())
         spans = [_piece(of, number, pieces) for of in rows]
-        mine = spans[slab.rank]
-        part = before(x.narrow(cut, mine.start - own.first, len(mine))).permute(order)
-        columns = slab.all_rows(part.shape[at])
-        if result is None:
-            shape = list(part.shape)
-            shape[0], shape[at] = points, columns[slab.rank].count
-            result = part.new_empty(shape)
-        receives = [result[span.start : span.stop] for span in spans]
-        sends = []
-        for peer, of in enumerate(columns):
-            given = part.narrow(at, of.first, of.count)
-            # what this process keeps goes to its place at once
-            packed = receives[peer] if peer == slab.rank else part.new_empty(given.shape)
-            sends.append(torch.mul(given, scale, out=packed))
+        mine = spans[rank]
+        receives = [whole[0][span.start : span.stop] for span in spans]
+        sends = [
+            receives[peer] if peer == rank else new(len(mine), parts[0].count)
+            for peer, parts in enumerate(columns)
+        ]
+        first = mine.start - own.first
+        targets = [sends, *([[one[first : first + len(mine)] for one in held]] if late else [])]
+        for at in range(0, len(mine) if x.numel() else 0, rows_at_once or max(1, len(mine))):
+            count = min(rows_at_once or len(mine), len(mine) - at)
+            ready = before(x.narrow(cut, first + at, count))
+            for peer, parts in enumerate(columns):
+                for part, packed in zip(parts, targets, strict=True):
+                    if part.count:
+                        given = ready.narrow(to, part.first, part.count)
+                        pack(given, packed[peer][at : at + count].permute(back))
+            del ready
         under_way.append((slab.swap(sends, receives), sends))
-        del part
-    while under_way:
-        _finish(under_way.popleft())
-    assert result is not None
-    return result.permute([order.index(axis) for axis in range(x.ndim)])
+        del sends, receives, targets
+    if late:
+        receives = [whole[-1][of.first : of.stop] for of in rows]
+        under_way.append((slab.swap(held, receives), held))
+    first = 0
+    for part, arrived in zip(columns[rank], whole, strict=True):
+        yet = 1 if late and part is columns[rank][0] else 0
+        while len(under_way) > yet:
+            _finish(under_way.popleft())
+        yield first, arrived.permute(back)
+        first += part.count
+
+
+def _parts(columns: Rows, late: bool) -> list[Rows]:
+    """Return the columns of a process that are exchanged in pieces and, with `late`, those after them."""
+    if not late:
+        return [columns]
+    early = columns.count - int(columns.count * LATE_SHARE)
+    first, stop, points = columns.first, columns.stop, columns.points
+    return [Rows(first, early, points), Rows(first + early, stop - first - early, points)]
 
 
 def _piece(rows: Rows, number: int, pieces: int) -> range:

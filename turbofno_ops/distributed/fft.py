@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
-from turbofno_ops._exchange import recut
+from turbofno_ops._exchange import exchanged
 from turbofno_ops._slab import Slab
 from turbofno_ops.description import Size
+from turbofno_ops.distributed._passes import Passes, passes_of
 from turbofno_ops.distributed.slabs import Group, check_device, check_slab, slab_of
+from turbofno_ops.fft._arguments import SCALING_OF
+from turbofno_ops.fft._transform import Axis, Transform
 
 ORDERS = ("natural", "transposed")
 """Cut along the first or the second transformed axis."""
 
 _PIECE_BYTES = 128 * 2**20
+"""Of a piece of a slab that is exchanged, at least."""
 _MOST_PIECES = 16
+_CACHED_BYTES = 32 * 2**20
+"""Of a part of a slab on which a transform of one axis follows another, so that the second one reads from the L2 cache."""
 _NORMS = ("backward", "ortho", "forward")
+_KINDS = {
+    "fftn": ("complex", False),
+    "ifftn": ("complex", True),
+    "rfftn": ("real_to_complex", False),
+    "irfftn": ("complex_to_real", True),
+}
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
@@ -61,7 +72,7 @@ def fftn(
         >>> fftn(x, (12, 10, 8), output_order="transposed").shape == (12, len(slab_rows(10)), 8)
         True
     """
-    return _complex_transform("fftn", x, size, norm, input_order, output_order, group)
+    return _transformed("fftn", x, size, norm, input_order, output_order, group)
 
 
 def ifftn(
@@ -96,7 +107,7 @@ def ifftn(
         >>> torch.allclose(ifftn(spectrum, (12, 10, 8), input_order="transposed"), x, atol=1e-5)
         True
     """
-    return _complex_transform("ifftn", x, size, norm, input_order, output_order, group)
+    return _transformed("ifftn", x, size, norm, input_order, output_order, group)
 
 
 def rfftn(
@@ -134,19 +145,7 @@ def rfftn(
         >>> rfftn(x, (12, 10, 8), output_order="transposed").shape == (12, len(slab_rows(10)), 5)
         True
     """
-    slab, grid, cut, wanted = _checked("rfftn", x, size, norm, (input_order, output_order), group)
-    if x.dtype not in _COMPLEX:
-        raise TypeError(f"rfftn: x must be float32 or float64, got {x.dtype}; fftn takes complex")
-    field = _Field("rfftn", slab, x, grid, cut, _scale(grid, norm))
-    last = len(grid) - 1
-    if field.cut == last:
-        field.recut()  # a real transform begins with the last axis, which must be whole
-    here, there = field.whole_axes(), field.cut
-    field.apply(here, torch.fft.rfftn)
-    field.lengths[last] = grid[last] // 2 + 1
-    field.recut()
-    field.apply([there], torch.fft.fftn)
-    return field.result(wanted)
+    return _transformed("rfftn", x, size, norm, input_order, output_order, group)
 
 
 def irfftn(
@@ -184,27 +183,10 @@ def irfftn(
         >>> torch.allclose(irfftn(spectrum, (12, 10, 8), input_order="transposed"), x, atol=1e-5)
         True
     """
-    slab, grid, cut, wanted = _checked("irfftn", x, size, norm, (input_order, output_order), group)
-    if x.dtype not in _COMPLEX.values():
-        raise TypeError(f"irfftn: x must be complex64 or complex128, got {x.dtype}")
-    scale = _scale(grid, norm, inverse=True)
-    field = _Field("irfftn", slab, x, (*grid[:-1], grid[-1] // 2 + 1), cut, scale)
-    last = len(grid) - 1
-    here = [0] if cut == 1 else list(range(1, last))
-    field.apply(here, torch.fft.ifftn, norm="forward")
-    field.recut()
-    there = [axis for axis in range(last + 1) if axis not in here]
-    if field.cut == last:
-        field.apply([cut], torch.fft.ifftn, norm="forward")
-        field.recut()  # a real transform ends with the last axis, which must be whole
-        there = [last]
-    lengths = [grid[axis] for axis in there]
-    field.apply(there, torch.fft.irfftn, s=lengths, norm="forward")
-    field.lengths[last] = grid[last]
-    return field.result(wanted)
+    return _transformed("irfftn", x, size, norm, input_order, output_order, group)
 
 
-def _complex_transform(
+def _transformed(
     op: str,
     x: torch.Tensor,
     size: Sequence[int],
@@ -214,21 +196,134 @@ def _complex_transform(
     group: Group,
 ) -> torch.Tensor:
     slab, grid, cut, wanted = _checked(op, x, size, norm, (input_order, output_order), group)
-    x = x.to(_COMPLEX.get(x.dtype, x.dtype))
-    if not x.is_complex():
-        raise TypeError(
-            f"{op}: x must be complex64 or complex128, float32 or float64, got {x.dtype}"
+    x, (kind, inverse) = _typed(op, x), _KINDS[op]
+    half = (*grid[:-1], grid[-1] // 2 + 1)
+    lengths = half if kind == "complex_to_real" else grid
+    results = half if kind == "real_to_complex" else grid
+    front = _front(op, slab, x, lengths, cut)
+    axes = [
+        Axis(front + at, points, given, 0, kept, 0)
+        for at, (points, given, kept) in enumerate(zip(grid, lengths, results, strict=True))
+    ]
+    passes = passes_of(x, Transform(kind, inverse, tuple(axes), SCALING_OF[norm][inverse]))
+    stages = _stages(kind, len(grid), cut, wanted)
+    *ahead, finish = [[front + axis for axis in stage] for stage in stages]
+    whole = [*x.shape[:front], *lengths]
+    for number, here in enumerate(ahead, start=1):
+        there = finish if number == len(ahead) else []
+        at, to = front + cut, front + 1 - cut
+        x = _exchanged(slab, passes, x, cut=at, to=to, points=whole[at], here=here, there=there)
+        whole, cut = passes.shape(whole, here), 1 - cut
+    return x
+
+
+def _typed(op: str, x: torch.Tensor) -> torch.Tensor:
+    """Return x as the transform takes it: complex but for `rfftn`, without a conjugation that is still to be done."""
+    if op == "rfftn":
+        if x.dtype not in _COMPLEX:
+            raise TypeError(
+                f"rfftn: x must be float32 or float64, got {x.dtype}; fftn takes complex"
+            )
+        return x.resolve_neg()
+    if op != "irfftn":
+        x = x.to(_COMPLEX.get(x.dtype, x.dtype))
+    if x.dtype not in _COMPLEX.values():
+        real = "" if op == "irfftn" else ", float32 or float64"
+        raise TypeError(f"{op}: x must be complex64 or complex128{real}, got {x.dtype}")
+    return x.resolve_conj().resolve_neg()
+
+
+def _front(op: str, slab: Slab, x: torch.Tensor, lengths: Size, cut: int) -> int:
+    """Return the number of axes in front of the transformed ones; raise ValueError unless x is this process's slab."""
+    if x.ndim < len(lengths):
+        raise ValueError(
+            f"{op}: x must have the {len(lengths)} axes of size, got shape {list(x.shape)}"
         )
-    inverse = op == "ifftn"
-    transform, unscaled = (torch.fft.ifftn, "forward") if inverse else (torch.fft.fftn, "backward")
-    field = _Field(op, slab, x, grid, cut, _scale(grid, norm, inverse=inverse))
-    # from transposed order the fewest axes first: their result is exchanged as the transform leaves it in memory
-    here = [0] if cut == 1 else field.whole_axes()
-    field.apply(here, transform, norm=unscaled)
-    field.recut()
-    there = [axis for axis in range(len(grid)) if axis not in here]
-    field.apply(there, transform, norm=unscaled)
-    return field.result(wanted)
+    front = x.ndim - len(lengths)
+    expected = list(lengths)
+    expected[cut] = slab.rows(lengths[cut]).count
+    check_slab(op, slab, x.shape[front:], lengths, expected)
+    return front
+
+
+def _stages(kind: str, count: int, cut: int, wanted: int) -> list[list[int]]:
+    """Return the axes that are transformed before each exchange and after the last one, in order.
+
+    An exchange cuts the other one of the first two axes. A real transform begins or ends with the last axis, which must
+    then be whole: of two axes that may need an exchange before.
+    """
+    last, other = count - 1, 1 - cut
+    whole = [other, *range(2, count)]
+    stages = [whole, [cut]]
+    if kind == "real_to_complex":
+        stages = [[], [last], [other]] if cut == last else [[last, *_without(last, whole)], [cut]]
+    elif kind == "complex_to_real":
+        split = [[], [cut], [last]]
+        stages = split if other == last else [_without(last, whole), [*_without(last, [cut]), last]]
+    reached = (cut + len(stages) - 1) % 2
+    return stages if reached == wanted else [*stages, []]
+
+
+def _without(axis: int, axes: Sequence[int]) -> list[int]:
+    return [one for one in axes if one != axis]
+
+
+def _exchanged(
+    slab: Slab,
+    passes: Passes,
+    x: torch.Tensor,
+    *,
+    cut: int,
+    to: int,
+    points: int,
+    here: Sequence[int],
+    there: Sequence[int],
+) -> torch.Tensor:
+    """Transform the dimensions `here`, exchange so that `to` is cut and not `cut`, and transform the dimensions `there`."""
+    ahead, packed = passes.split(here, to)
+    pieces = _pieces(slab, x, cut, points)
+    shape, dtype = passes.shape(x.shape, here), passes.dtype(x.dtype, here)
+    parts = exchanged(
+        slab,
+        x,
+        cut=cut,
+        to=to,
+        points=points,
+        shape=shape,
+        dtype=dtype,
+        before=partial(passes.run, dims=ahead),
+        pack=passes.packing(packed),
+        pieces=pieces,
+        rows_at_once=_at_once(x, cut, _CACHED_BYTES) if ahead else None,
+        late=pieces > 1 and len(there) > 0,
+    )
+    if not there:
+        ((_, result),) = parts
+        return result
+    arrived = list(shape)
+    arrived[cut], arrived[to] = points, slab.rows(shape[to]).count
+    result = x.new_empty(passes.shape(arrived, there), dtype=passes.dtype(dtype, there))
+    for first, part in parts:
+        # several launches, so that the exchange of the late columns begins between two of them
+        step = _at_once(part, to, _CACHED_BYTES if len(there) > 1 else _PIECE_BYTES)
+        for at in range(0, part.shape[to] if part.numel() else 0, step):
+            count = min(step, part.shape[to] - at)
+            passes.into(there, part.narrow(to, at, count), result.narrow(to, first + at, count))
+    return result
+
+
+def _pieces(slab: Slab, x: torch.Tensor, cut: int, points: int) -> int:
+    """Return the number of pieces of an exchange, from what all processes know."""
+    most = list(x.shape)
+    most[cut] = slab.all_rows(points)[0].count
+    wanted = math.prod(most) * x.element_size() // _PIECE_BYTES
+    return max(1, min(wanted, _MOST_PIECES, most[cut]))
+
+
+def _at_once(x: torch.Tensor, dim: int, nbytes: int) -> int:
+    """Return how many elements of a dimension have so many bytes, at least 1."""
+    one = x.numel() // max(1, x.shape[dim]) * x.element_size()
+    return max(1, nbytes // max(1, one))
 
 
 def _checked(
@@ -254,87 +349,3 @@ def _checked(
         raise ValueError(f"{op} computes no gradients; call it under torch.no_grad()")
     check_device(op, slab, x.device)
     return slab, grid, ORDERS.index(orders[0]), ORDERS.index(orders[1])
-
-
-def _scale(size: Size, norm: str, *, inverse: bool = False) -> float:
-    """Return the factor of a transform, of which the transforms of single axes have none."""
-    if norm == "ortho":
-        return 1 / math.sqrt(math.prod(size))
-    return 1 / math.prod(size) if (norm == "backward") == inverse else 1.0
-
-
-class _Field:
-    """A field between transforms. A transform waits for the next exchange, which is hidden behind it.
-
-    `scale` is a factor of the result, multiplied in the first exchange: by torch.fft it would cost a pass over memory.
-
-    Attributes:
-        lengths: Lengths of the whole axes.
-        cut: The cut axis.
-    """
-
-    def __init__(
-        self, op: str, slab: Slab, x: torch.Tensor, lengths: Size, cut: int, scale: float
-    ) -> None:
-        self._slab, self._x, self.lengths, self.cut = slab, x, list(lengths), cut
-        self._scale = scale
-        self._waiting: Callable[[torch.Tensor], torch.Tensor] | None = None
-        self._inner = len(lengths) - 1
-        expected = list(lengths)
-        expected[cut] = slab.rows(lengths[cut]).count
-        if x.ndim < len(lengths):
-            raise ValueError(
-                f"{op}: x must have the {len(lengths)} axes of size, got shape {list(x.shape)}"
-            )
-        self._front = x.ndim - len(lengths)
-        check_slab(op, slab, x.shape[self._front :], lengths, expected)
-
-    def whole_axes(self) -> list[int]:
-        """Return all axes but the cut one."""
-        return [axis for axis in range(len(self.lengths)) if axis != self.cut]
-
-    def apply(
-        self, axes: Sequence[int], transform: Callable[..., torch.Tensor], **options: Any
-    ) -> None:
-        """Transform whole axes, when the next exchange or the result needs it; no axes, no transform."""
-        dims = [axis - len(self.lengths) for axis in axes]
-        self._waiting = partial(transform, dim=dims, **options) if axes else None
-        # torch.fft leaves a single transformed axis innermost
-        self._inner = axes[0] if len(axes) == 1 else len(self.lengths) - 1
-
-    def recut(self) -> None:
-        """Exchange, so that of the first two axes the other one is cut."""
-        cut, to = self.cut, 1 - self.cut
-        self._x = recut(
-            self._slab,
-            self._x,
-            cut=self._front + cut,
-            to=self._front + to,
-            points=self.lengths[cut],
-            before=self._transformed,
-            pieces=self._pieces(),
-            inner=self._front + self._inner,
-            scale=self._scale,
-        )
-        self._waiting, self.cut, self._scale = None, to, 1.0
-
-    def result(self, cut: int) -> torch.Tensor:
-        """Return the field, cut along an axis."""
-        if self.cut != cut:
-            self.recut()
-        return self._transformed(self._x)
-
-    def _transformed(self, part: torch.Tensor) -> torch.Tensor:
-        if self._waiting is None:
-            return part
-        if part.numel() == 0:
-            return torch.empty_like(self._waiting(part.to("meta")), device=part.device)
-        return self._waiting(part)
-
-    def _pieces(self) -> int:
-        """Return the number of pieces of an exchange, from what all processes know."""
-        most = list(self.lengths)
-        most[self.cut] = self._slab.all_rows(most[self.cut])[0].count
-        count = math.prod(self._x.shape[: self._front]) * math.prod(most)
-        wanted = count * self._x.element_size() // _PIECE_BYTES
-        return max(1, min(wanted, _MOST_PIECES, most[self.cut]))
