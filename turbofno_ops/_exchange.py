@@ -97,9 +97,17 @@ def exchanged(
         return x.new_empty(sizes, dtype=dtype)
 
     whole = [new(points, part.count) for part in columns[rank]]
-    # what this process keeps is packed into its place at once
-    held = [whole[-1][own.first : own.stop] if peer == rank else new(own.count, parts[-1].count)
-            for peer, parts in enumerate(columns)] if late else []  # fmt: skip
+
+    def sends_of(which: int, span: range) -> list[torch.Tensor]:
+        # what this process keeps goes to its place at once
+        return [
+            whole[which][span.start : span.stop]
+            if peer == rank
+            else new(len(span), parts[which].count)
+            for peer, parts in enumerate(columns)
+        ]
+
+    held = sends_of(-1, range(own.first, own.stop)) if late else []
     under_way: deque[tuple[list[dist.Work], list[torch.Tensor]]] = deque()
     for number in range(pieces):
         # from here on the stream waits for older pieces, and their memory is free again
@@ -107,34 +115,37 @@ def exchanged(
             _finish(under_way.popleft())
         spans = [_piece(of, number, pieces) for of in rows]
         mine = spans[rank]
-        receives = [whole[0][span.start : span.stop] for span in spans]
-        sends = [
-            receives[peer] if peer == rank else new(len(mine), parts[0].count)
-            for peer, parts in enumerate(columns)
-        ]
-        first = mine.start - own.first
-        targets = [sends, *([[one[first : first + len(mine)] for one in held]] if late else [])]
-        for at in range(0, len(mine) if x.numel() else 0, rows_at_once or max(1, len(mine))):
-            count = min(rows_at_once or len(mine), len(mine) - at)
-            ready = before(x.narrow(cut, first + at, count))
+        sends = sends_of(0, mine)
+        for at in _steps(mine, rows_at_once) if x.numel() else ():
+            ready = before(x.narrow(cut, at.start - own.first, len(at)))
             for peer, parts in enumerate(columns):
-                for part, packed in zip(parts, targets, strict=True):
+                # the first row of each buffer
+                for part, packed, top in zip(
+                    parts, (sends, held), (mine.start, own.first), strict=False
+                ):
                     if part.count:
                         given = ready.narrow(to, part.first, part.count)
-                        pack(given, packed[peer][at : at + count].permute(back))
+                        pack(given, packed[peer][at.start - top : at.stop - top].permute(back))
             del ready
+        receives = [whole[0][span.start : span.stop] for span in spans]
         under_way.append((slab.swap(sends, receives), sends))
-        del sends, receives, targets
+        del sends
     if late:
         receives = [whole[-1][of.first : of.stop] for of in rows]
         under_way.append((slab.swap(held, receives), held))
     first = 0
-    for part, arrived in zip(columns[rank], whole, strict=True):
-        yet = 1 if late and part is columns[rank][0] else 0
-        while len(under_way) > yet:
+    for number, (part, arrived) in enumerate(zip(columns[rank], whole, strict=True), start=1):
+        while len(under_way) > len(whole) - number:
             _finish(under_way.popleft())
         yield first, arrived.permute(back)
         first += part.count
+
+
+def _steps(rows: range, most: int | None) -> Iterator[range]:
+    """Yield all rows, as many at a time."""
+    most = len(rows) if most is None else most
+    for at in range(rows.start, rows.stop, max(1, most)):
+        yield range(at, min(at + most, rows.stop))
 
 
 def _parts(columns: Rows, late: bool) -> list[Rows]:

@@ -266,11 +266,11 @@ def ffts_of_many_rows() -> None:
 
 
 @contextmanager
-def small_pieces(piece_bytes: int = 1500, cached_bytes: int = 400) -> Iterator[None]:
+def small_pieces(piece_bytes: int = 1500, part_bytes: int = 400) -> Iterator[None]:
     """Exchange small fields as large ones are: in pieces, and parts that a cache holds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fft, "_PIECE_BYTES", piece_bytes)
-        patch.setattr(fft, "_CACHED_BYTES", cached_bytes)
+        patch.setattr(fft, "_PART_BYTES", part_bytes)
         yield
 
 

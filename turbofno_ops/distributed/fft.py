@@ -22,8 +22,9 @@ ORDERS = ("natural", "transposed")
 _PIECE_BYTES = 128 * 2**20
 """Of a piece of a slab that is exchanged, at least."""
 _MOST_PIECES = 16
-_CACHED_BYTES = 32 * 2**20
-"""Of a part of a slab on which a transform of one axis follows another, so that the second one reads from the L2 cache."""
+_PART_BYTES = 128 * 2**20
+"""Of a part of a slab that is transformed along one axis after another. Smaller ones stay in the cache between two axes, but
+the host must launch a kernel for each axis, process and part in time."""
 _NORMS = ("backward", "ortho", "forward")
 _KINDS = {
     "fftn": ("complex", False),
@@ -48,7 +49,8 @@ def fftn(
     All processes of the group call it together. In natural order a field is cut along its first transformed axis, in
     transposed order along its second, into the rows of `slab_rows`. All other axes are whole. The processes exchange the
     field once if the orders of input and output differ, else twice: `fftn` from natural to transposed and `ifftn` back is the
-    fastest way to and fro. A large field is exchanged in pieces, each while the next one is transformed. No gradients.
+    fastest way to and fro. A large field is exchanged in pieces, each while another part is transformed: in single precision
+    on a GPU by the kernels of `turbofno_ops.fft`, if they support every axis, else by torch.fft. No gradients.
 
     Args:
         x: This process's slab [.., *axes], complex64 or complex128, or float32 or float64 (converted). The axes in front
@@ -60,7 +62,8 @@ def fftn(
         group: A process group, a DeviceMesh of one dimension, or None for all processes.
 
     Returns:
-        This process's slab of the transform: complex, with the strides that the last step leaves, as from torch.fft.
+        This process's slab of the transform: complex; contiguous, or after a second exchange with the whole one of the first
+        two axes outermost in memory.
 
     Raises:
         TypeError: An unsupported dtype, or `group` is neither a process group nor a mesh.
@@ -294,7 +297,7 @@ def _exchanged(
         before=partial(passes.run, dims=ahead),
         pack=passes.packing(packed),
         pieces=pieces,
-        rows_at_once=_at_once(x, cut, _CACHED_BYTES) if ahead else None,
+        rows_at_once=_at_once(x, cut, _PART_BYTES) if ahead else None,
         late=pieces > 1 and len(there) > 0,
     )
     if not there:
@@ -305,7 +308,7 @@ def _exchanged(
     result = x.new_empty(passes.shape(arrived, there), dtype=passes.dtype(dtype, there))
     for first, part in parts:
         # several launches, so that the exchange of the late columns begins between two of them
-        step = _at_once(part, to, _CACHED_BYTES if len(there) > 1 else _PIECE_BYTES)
+        step = _at_once(part, to, _PART_BYTES if len(there) > 1 else _PIECE_BYTES)
         for at in range(0, part.shape[to] if part.numel() else 0, step):
             count = min(step, part.shape[to] - at)
             passes.into(there, part.narrow(to, at, count), result.narrow(to, first + at, count))

@@ -90,11 +90,10 @@ def run(x: torch.Tensor, transform: Transform, out: torch.Tensor | None = None) 
     prepared = _prepared(problem(x, transform, out), x.device)
     plan = prepared.plan
     result = new_result(x, transform) if out is None else out
-    source, target = x.permute(plan.order), result.permute(plan.order)
-    if plan.copied:
-        source = source.contiguous()
+    # as_strided and addresses do not see the order of the dimensions
+    source = x.permute(plan.order).contiguous() if plan.copied else x
     dtype = complex_of(x.dtype)
-    buffers = [source, target]
+    buffers = [source, result]
     buffers += [torch.empty(n, dtype=dtype, device=x.device) for n in plan.temporaries]
     with torch.cuda.device(x.device):
         for step in plan.steps:
