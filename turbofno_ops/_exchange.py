@@ -19,16 +19,8 @@ LATE_SHARE = 1 / 4
 ROW_AXIS = 2
 """Axis of the rows in [batch, channels, *grid]."""
 
-Pack = Callable[[torch.Tensor, torch.Tensor], object]
-"""Writes a function of the first tensor to the second one."""
-
-
-def _as_it_is(part: torch.Tensor) -> torch.Tensor:
-    return part
-
-
-def _copy(given: torch.Tensor, packed: torch.Tensor) -> None:
-    packed.copy_(given)
+Targets = Sequence[tuple[Rows, torch.Tensor]]
+"""Columns, and the view that they are written to."""
 
 
 def recut(slab: Slab, x: torch.Tensor, *, cut: int, to: int, points: int) -> torch.Tensor:
@@ -57,16 +49,13 @@ def exchanged(
     points: int,
     shape: Sequence[int] | None = None,
     dtype: torch.dtype | None = None,
-    before: Callable[[torch.Tensor], torch.Tensor] = _as_it_is,
-    pack: Pack = _copy,
+    pack: Callable[[torch.Tensor, Targets], None] | None = None,
     pieces: int = 1,
-    rows_at_once: int | None = None,
     late: bool = False,
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """Exchange a tensor as `recut` does, and yield parts of the result as they arrive.
 
-    Pieces of `cut` are exchanged one after the other, each while `before` and `pack` transform the next one. They run on few
-    rows at a time, so that `pack` finds in the cache what `before` left.
+    Pieces of `cut` are exchanged one after the other, each while `pack` transforms the next one.
 
     Args:
         slab: The processes.
@@ -76,10 +65,9 @@ def exchanged(
         points: As in `recut`.
         shape: Shape of x when it is packed, by default as it is.
         dtype: Its dtype then.
-        before: Function of the elements along `cut`, each by itself. It may change the lengths of other axes.
-        pack: Function of the elements along `cut` and `to`, each by itself, from what `before` left to a view of a buffer.
+        pack: Writes a function of a piece of x, of the elements along `cut` each by itself, to views: of the columns `to` of
+            each process. By default copies.
         pieces: As many exchanges; the same number on all processes.
-        rows_at_once: Rows of a call of `before`, by default those of a piece.
         late: True to exchange a share of the columns after the pieces, and yield the others before it has arrived.
 
     Yields:
@@ -91,6 +79,10 @@ def exchanged(
     rows = slab.all_rows(points)
     own, rank = rows[slab.rank], slab.rank
     columns = [_parts(of, late) for of in slab.all_rows(shape[to])]
+
+    def copy(piece: torch.Tensor, targets: Targets) -> None:
+        for part, packed in targets:
+            packed.copy_(piece.narrow(to, part.first, part.count))
 
     def new(count: int, width: int) -> torch.Tensor:
         sizes = [count if axis == cut else width if axis == to else shape[axis] for axis in order]
@@ -116,20 +108,19 @@ def exchanged(
         spans = [_piece(of, number, pieces) for of in rows]
         mine = spans[rank]
         sends = sends_of(0, mine)
-        for at in _steps(mine, rows_at_once) if x.numel() else ():
-            ready = before(x.narrow(cut, at.start - own.first, len(at)))
-            for peer, parts in enumerate(columns):
-                # the first row of each buffer
-                for part, packed, top in zip(
-                    parts, (sends, held), (mine.start, own.first), strict=False
-                ):
-                    if part.count:
-                        given = ready.narrow(to, part.first, part.count)
-                        pack(given, packed[peer][at.start - top : at.stop - top].permute(back))
-            del ready
+        first = mine.start - own.first
+        buffers = sends, [one[first : first + len(mine)] for one in held]
+        targets = [
+            (part, packed[peer].permute(back))
+            for peer, parts in enumerate(columns)
+            for part, packed in zip(parts, buffers[: len(parts)], strict=True)
+            if packed[peer].numel()
+        ]
+        if targets:
+            (pack or copy)(x.narrow(cut, first, len(mine)), targets)
         receives = [whole[0][span.start : span.stop] for span in spans]
         under_way.append((slab.swap(sends, receives), sends))
-        del sends
+        del sends, buffers, targets
     if late:
         receives = [whole[-1][of.first : of.stop] for of in rows]
         under_way.append((slab.swap(held, receives), held))
@@ -139,13 +130,6 @@ def exchanged(
             _finish(under_way.popleft())
         yield first, arrived.permute(back)
         first += part.count
-
-
-def _steps(rows: range, most: int | None) -> Iterator[range]:
-    """Yield all rows, as many at a time."""
-    most = len(rows) if most is None else most
-    for at in range(rows.start, rows.stop, max(1, most)):
-        yield range(at, min(at + most, rows.stop))
 
 
 def _parts(columns: Rows, late: bool) -> list[Rows]:

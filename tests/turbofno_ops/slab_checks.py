@@ -220,13 +220,28 @@ def ffts_on_kernels() -> None:
     """Drawn transforms in float32: on a GPU by the kernels, on a CPU by launches that numpy executes."""
     rng = random.Random(torch.initial_seed())
     points = [1, 2, 3, 4, 8, 9, 16, 17, 19, 24]
-    with nullcontext() if ON_GPU else launched_on_cpu() as launches:
+    with counted() if ON_GPU else launched_on_cpu() as launches:
         for draw in range(tried(30, 150)):
             with small_pieces() if draw % 4 else nullcontext():
                 size = tuple(rng.choice(points) for _ in range(rng.choice([2, 3, 3, 3, 4])))
                 lead = tuple(rng.randint(1, 3) for _ in range(rng.randint(0, 2)))
                 check_ffts(rng, size, lead, torch.float32)
-    assert launches is None or len(launches) > 100
+    assert len(launches) > 100
+
+
+@contextmanager
+def counted() -> Iterator[list[str]]:
+    """Yield the names of the kernels that are launched."""
+    names: list[str] = []
+
+    def launch_and_count(name: str, *arguments: Any) -> None:
+        names.append(name)
+        launch(name, *arguments)
+
+    launch = _native.launch
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_native, "launch", launch_and_count)
+        yield names
 
 
 @contextmanager

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 
 import torch
 
-from turbofno_ops._exchange import Pack
+from turbofno_ops._exchange import Targets
+from turbofno_ops._modes import Rows
 from turbofno_ops._support import gpu_refusal
 from turbofno_ops.fft import _kernels, _plan
 from turbofno_ops.fft._rule import kernels_are_faster_at_strides
-from turbofno_ops.fft._transform import Axis, Transform, real_of
+from turbofno_ops.fft._transform import Axis, Transform, new_result, real_of
 
 
 class Passes(ABC):
@@ -35,23 +35,28 @@ class Passes(ABC):
         return self._transform.dtype(given) if self._last in dims else given
 
     @abstractmethod
-    def split(self, dims: Sequence[int], to: int) -> tuple[list[int], list[int]]:
-        """Split the dimensions before an exchange: those before packing, and those that packing can transform.
+    def write(
+        self,
+        dims: Sequence[int],
+        x: torch.Tensor,
+        targets: Targets,
+        *,
+        to: int | None,
+        parts: int,
+        nbytes: int,
+        last: bool,
+    ) -> None:
+        """Write the transform of some dimensions of x.
 
-        Packing sees parts of dimension `to`, which is whole before.
+        Args:
+            dims: The dimensions.
+            x: The tensor.
+            targets: Columns of the result, and where they are written.
+            to: The dimension of columns. None: all are written to the only target.
+            parts: Another dimension, not of `dims`, that is transformed in parts.
+            nbytes: Of what is between the transforms of a part, about.
+            last: True for the last step of a transform of slabs.
         """
-
-    @abstractmethod
-    def run(self, x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-        """Return the transform of some dimensions, or x itself if there are none."""
-
-    @abstractmethod
-    def into(self, dims: Sequence[int], x: torch.Tensor, out: torch.Tensor) -> None:
-        """Write the transform of some dimensions, or a copy, to a view."""
-
-    @abstractmethod
-    def packing(self, dims: Sequence[int]) -> Pack:
-        """Return the function that packs for the next exchange, and transforms some dimensions."""
 
 
 def passes_of(x: torch.Tensor, transform: Transform) -> Passes:
@@ -99,46 +104,111 @@ class _OnKernels(Passes):
         lines = {axis.dim: _line(transform, axis) for axis in transform.axes}
         self._lines = {dim: line for dim, line in lines.items() if not _is_copy(line)}
 
-    def split(self, dims: Sequence[int], to: int) -> tuple[list[int], list[int]]:
-        dims = self._transformed(dims)
-        return (dims[:-1], dims[-1:]) if dims and dims[-1] != to else (dims, [])
+    def write(
+        self,
+        dims: Sequence[int],
+        x: torch.Tensor,
+        targets: Targets,
+        *,
+        to: int | None,
+        parts: int,
+        nbytes: int,
+        last: bool,
+    ) -> None:
+        del last
+        lines = [self._lines[dim] for dim in dims if dim in self._lines]
+        # the last transform writes to the targets, unless it is along columns: then these are copied
+        packing = lines.pop() if lines and lines[-1].axes[0].dim != to else None
+        with torch.cuda.device(x.device):
+            step = _at_once(x, parts, nbytes // max(1, len(lines)))
+            # the last part may be smaller
+            rest = x.shape[parts] % step
+            for first, count, most in (
+                (0, x.shape[parts] - rest, step),
+                (x.shape[parts] - rest, rest, rest),
+            ):
+                if count:
+                    given = x.narrow(parts, first, count)
+                    into = [(rows, out.narrow(parts, first, count)) for rows, out in targets]
+                    _write_parts(lines, packing, given, into, to, parts, most)
 
-    def run(self, x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-        for dim in self._transformed(dims):
-            x = _kernels.run(x, self._lines[dim])
-        return x
 
-    def into(self, dims: Sequence[int], x: torch.Tensor, out: torch.Tensor) -> None:
-        dims = self._transformed(dims)
-        if dims:
-            _kernels.run(self.run(x, dims[:-1]), self._lines[dims[-1]], out)
-        else:
-            out.copy_(x)
+def _write_parts(
+    lines: Sequence[Transform],
+    packing: Transform | None,
+    x: torch.Tensor,
+    targets: Targets,
+    to: int | None,
+    parts: int,
+    step: int,
+) -> None:
+    """Write equal parts, of `step` elements of the dimension `parts` each."""
+    given, apart = x.narrow(parts, 0, step), step * x.stride(parts)
+    calls: list[Callable[[int], object]] = []
+    for line in lines:
+        # one for all parts, which therefore stays in the cache
+        between = new_result(given, line)
+        calls.append(_kernels.Repeated(given, line, between, (apart, 0)))
+        given, apart = between, 0
+    for rows, out in targets:
+        columns, place = _columns(given, to, rows), out.narrow(parts, 0, step)
+        distances = apart, step * out.stride(parts)
+        calls.append(
+            _copied(columns, place, distances)
+            if packing is None
+            else _kernels.Repeated(columns, packing, place, distances)
+        )
+    for number in range(x.shape[parts] // step):
+        for call in calls:
+            call(number)
 
-    def packing(self, dims: Sequence[int]) -> Pack:
-        return partial(self.into, dims)
 
-    def _transformed(self, dims: Sequence[int]) -> list[int]:
-        return [dim for dim in dims if dim in self._lines]
+def _copied(x: torch.Tensor, out: torch.Tensor, apart: tuple[int, int]) -> Callable[[int], object]:
+    return lambda number: _kernels.part(out, number * apart[1]).copy_(
+        _kernels.part(x, number * apart[0])
+    )
+
+
+def _columns(x: torch.Tensor, dim: int | None, rows: Rows) -> torch.Tensor:
+    return x if dim is None else x.narrow(dim, rows.first, rows.count)
+
+
+def _at_once(x: torch.Tensor, dim: int, nbytes: int) -> int:
+    """Return how many elements of a dimension have so many bytes: at least 1, at most all."""
+    one = x.nbytes // x.shape[dim]
+    return min(max(1, nbytes // one), x.shape[dim])
 
 
 class _InTorch(Passes):
-    """All axes in one call of torch.fft. The whole factor is multiplied while the field is packed: there it costs nothing."""
+    """All axes in one call of torch.fft. The last step multiplies by the whole factor while it writes: there it costs nothing."""
 
     def __init__(self, transform: Transform) -> None:
         super().__init__(transform)
         self._scale = transform.scale(transform.total)
 
-    def split(self, dims: Sequence[int], to: int) -> tuple[list[int], list[int]]:
-        del to
-        return list(dims), []
+    def write(
+        self,
+        dims: Sequence[int],
+        x: torch.Tensor,
+        targets: Targets,
+        *,
+        to: int | None,
+        parts: int,
+        nbytes: int,
+        last: bool,
+    ) -> None:
+        scale, step = self._scale if last else 1.0, _at_once(x, parts, nbytes)
+        for first in range(0, x.shape[parts], step):
+            count = min(step, x.shape[parts] - first)
+            y = self._run(x.narrow(parts, first, count), sorted(dims))
+            for rows, out in targets:
+                torch.mul(_columns(y, to, rows), scale, out=out.narrow(parts, first, count))
 
-    def run(self, x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-        if not dims:
-            return x
-        dims = sorted(dims)
+    def _run(self, x: torch.Tensor, dims: list[int]) -> torch.Tensor:
         y: torch.Tensor
-        if self._last not in dims or self._transform.kind == "complex":
+        if not dims:
+            y = x
+        elif self._last not in dims or self._transform.kind == "complex":
             inverse = self._transform.inverse
             fft, norm = (torch.fft.ifftn, "forward") if inverse else (torch.fft.fftn, "backward")
             y = fft(x, dim=dims, norm=norm)
@@ -148,10 +218,3 @@ class _InTorch(Passes):
             sizes = [self._axes[dim].points for dim in dims]
             y = torch.fft.irfftn(x, s=sizes, dim=dims, norm="forward")
         return y
-
-    def into(self, dims: Sequence[int], x: torch.Tensor, out: torch.Tensor) -> None:
-        out.copy_(self.run(x, dims))
-
-    def packing(self, dims: Sequence[int]) -> Pack:
-        scale, self._scale = self._scale, 1.0
-        return lambda given, packed: torch.mul(self.run(given, dims), scale, out=packed)

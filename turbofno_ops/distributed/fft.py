@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from turbofno_ops._exchange import exchanged
+from turbofno_ops._modes import Rows
 from turbofno_ops._slab import Slab
 from turbofno_ops.description import Size
 from turbofno_ops.distributed._passes import Passes, passes_of
@@ -22,9 +23,8 @@ ORDERS = ("natural", "transposed")
 _PIECE_BYTES = 128 * 2**20
 """Of a piece of a slab that is exchanged, at least."""
 _MOST_PIECES = 16
-_PART_BYTES = 128 * 2**20
-"""Of a part of a slab that is transformed along one axis after another. Smaller ones stay in the cache between two axes, but
-the host must launch a kernel for each axis, process and part in time."""
+_PART_BYTES = 32 * 2**20
+"""Of a part of a slab that is transformed along one axis after another, about, so that it stays in the L2 cache between."""
 _NORMS = ("backward", "ortho", "forward")
 _KINDS = {
     "fftn": ("complex", False),
@@ -213,9 +213,18 @@ def _transformed(
     *ahead, finish = [[front + axis for axis in stage] for stage in stages]
     whole = [*x.shape[:front], *lengths]
     for number, here in enumerate(ahead, start=1):
-        there = finish if number == len(ahead) else []
-        at, to = front + cut, front + 1 - cut
-        x = _exchanged(slab, passes, x, cut=at, to=to, points=whole[at], here=here, there=there)
+        last = number == len(ahead)
+        x = _exchanged(
+            slab,
+            passes,
+            x,
+            cut=front + cut,
+            to=front + 1 - cut,
+            points=whole[front + cut],
+            here=here,
+            there=finish if last else [],
+            last=last,
+        )
         whole, cut = passes.shape(whole, here), 1 - cut
     return x
 
@@ -281,9 +290,12 @@ def _exchanged(
     points: int,
     here: Sequence[int],
     there: Sequence[int],
+    last: bool,
 ) -> torch.Tensor:
-    """Transform the dimensions `here`, exchange so that `to` is cut and not `cut`, and transform the dimensions `there`."""
-    ahead, packed = passes.split(here, to)
+    """Transform the dimensions `here`, exchange so that `to` is cut and not `cut`, and transform the dimensions `there`.
+
+    `last`: No exchange comes after this one.
+    """
     pieces = _pieces(slab, x, cut, points)
     shape, dtype = passes.shape(x.shape, here), passes.dtype(x.dtype, here)
     parts = exchanged(
@@ -294,10 +306,10 @@ def _exchanged(
         points=points,
         shape=shape,
         dtype=dtype,
-        before=partial(passes.run, dims=ahead),
-        pack=passes.packing(packed),
+        pack=partial(
+            passes.write, here, to=to, parts=cut, nbytes=_PART_BYTES, last=last and not there
+        ),
         pieces=pieces,
-        rows_at_once=_at_once(x, cut, _PART_BYTES) if ahead else None,
         late=pieces > 1 and len(there) > 0,
     )
     if not there:
@@ -307,11 +319,11 @@ def _exchanged(
     arrived[cut], arrived[to] = points, slab.rows(shape[to]).count
     result = x.new_empty(passes.shape(arrived, there), dtype=passes.dtype(dtype, there))
     for first, part in parts:
-        # several launches, so that the exchange of the late columns begins between two of them
-        step = _at_once(part, to, _PART_BYTES if len(there) > 1 else _PIECE_BYTES)
-        for at in range(0, part.shape[to] if part.numel() else 0, step):
-            count = min(step, part.shape[to] - at)
-            passes.into(there, part.narrow(to, at, count), result.narrow(to, first + at, count))
+        if part.numel():
+            # several launches, so that the exchange of the late columns begins between two of them
+            nbytes = _PART_BYTES if len(there) > 1 else _PIECE_BYTES
+            into = [(Rows.whole(points), result.narrow(to, first, part.shape[to]))]
+            passes.write(there, part, into, to=None, parts=to, nbytes=nbytes, last=True)
     return result
 
 
@@ -321,12 +333,6 @@ def _pieces(slab: Slab, x: torch.Tensor, cut: int, points: int) -> int:
     most[cut] = slab.all_rows(points)[0].count
     wanted = math.prod(most) * x.element_size() // _PIECE_BYTES
     return max(1, min(wanted, _MOST_PIECES, most[cut]))
-
-
-def _at_once(x: torch.Tensor, dim: int, nbytes: int) -> int:
-    """Return how many elements of a dimension have so many bytes, at least 1."""
-    one = x.numel() // max(1, x.shape[dim]) * x.element_size()
-    return max(1, nbytes // max(1, one))
 
 
 def _checked(
