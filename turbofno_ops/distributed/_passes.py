@@ -180,7 +180,7 @@ def _at_once(x: torch.Tensor, dim: int, nbytes: int) -> int:
 
 
 class _InTorch(Passes):
-    """All axes in one call of torch.fft. The last step multiplies by the whole factor while it writes: there it costs nothing."""
+    """All axes in one call of torch.fft. The last step multiplies by the whole factor while it writes."""
 
     def __init__(self, transform: Transform) -> None:
         super().__init__(transform)
