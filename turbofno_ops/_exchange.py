@@ -21,6 +21,8 @@ ROW_AXIS = 2
 
 Targets = Sequence[tuple[Rows, torch.Tensor]]
 """Columns, and the view that they are written to."""
+_Exchange = tuple[list[dist.Work], list[torch.Tensor]]
+"""An exchange that is under way, and what is sent, whose memory must live until then."""
 
 
 def recut(slab: Slab, x: torch.Tensor, *, cut: int, to: int, points: int) -> torch.Tensor:
@@ -36,8 +38,20 @@ def recut(slab: Slab, x: torch.Tensor, *, cut: int, to: int, points: int) -> tor
     Returns:
         The tensor, with axis `cut` outermost in memory.
     """
-    ((_, whole),) = exchanged(slab, x, cut=cut, to=to, points=points)
+
+    def copy(piece: torch.Tensor, targets: Targets) -> None:
+        for columns, packed in targets:
+            packed.copy_(columns_of(piece, to, columns))
+
+    ((_, whole),) = exchanged(
+        slab, x, cut=cut, to=to, points=points, shape=x.shape, dtype=x.dtype, pack=copy
+    )
     return whole
+
+
+def columns_of(x: torch.Tensor, dim: int, columns: Rows) -> torch.Tensor:
+    """Return the view of some columns of a tensor that has all of them."""
+    return x.narrow(dim, columns.first, columns.count)
 
 
 def exchanged(
@@ -47,15 +61,15 @@ def exchanged(
     cut: int,
     to: int,
     points: int,
-    shape: Sequence[int] | None = None,
-    dtype: torch.dtype | None = None,
-    pack: Callable[[torch.Tensor, Targets], None] | None = None,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    pack: Callable[[torch.Tensor, Targets], None],
     pieces: int = 1,
     late: bool = False,
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """Exchange a tensor as `recut` does, and yield parts of the result as they arrive.
+    """Exchange a function of a tensor as `recut` does, and yield parts of the result as they arrive.
 
-    Pieces of `cut` are exchanged one after the other, each while `pack` transforms the next one.
+    Pieces of `cut` are exchanged one after the other, each while the next one is packed.
 
     Args:
         slab: The processes.
@@ -63,34 +77,28 @@ def exchanged(
         cut: As in `recut`.
         to: As in `recut`.
         points: As in `recut`.
-        shape: Shape of x when it is packed, by default as it is.
-        dtype: Its dtype then.
-        pack: Writes a function of a piece of x, of the elements along `cut` each by itself, to views: of the columns `to` of
-            each process. By default copies.
+        shape: Shape of the function of x.
+        dtype: Its dtype.
+        pack: Writes the function of a piece of x, of the elements along `cut` each by itself, to views: of the columns `to`
+            of each process.
         pieces: As many exchanges; the same number on all processes.
         late: True to exchange a share of the columns after the pieces, and yield the others before it has arrived.
 
     Yields:
         The first column of a part, counted from this process's first one, and the part: axis `cut` is outermost in memory.
     """
-    shape = x.shape if shape is None else shape
-    order = sorted(range(x.ndim), key=lambda axis: (axis != cut, axis))
-    back = [order.index(axis) for axis in range(x.ndim)]
-    rows = slab.all_rows(points)
-    own, rank = rows[slab.rank], slab.rank
+    rows, rank = slab.all_rows(points), slab.rank
     columns = [_parts(of, late) for of in slab.all_rows(shape[to])]
 
-    def copy(piece: torch.Tensor, targets: Targets) -> None:
-        for part, packed in targets:
-            packed.copy_(piece.narrow(to, part.first, part.count))
-
     def new(count: int, width: int) -> torch.Tensor:
-        sizes = [count if axis == cut else width if axis == to else shape[axis] for axis in order]
-        return x.new_empty(sizes, dtype=dtype)
+        sizes = list(shape)
+        sizes[to] = width
+        del sizes[cut]
+        return x.new_empty([count, *sizes], dtype=dtype)
 
     whole = [new(points, part.count) for part in columns[rank]]
 
-    def sends_of(which: int, span: range) -> list[torch.Tensor]:
+    def new_sends(which: int, span: range) -> list[torch.Tensor]:
         # what this process keeps goes to its place at once
         return [
             whole[which][span.start : span.stop]
@@ -99,36 +107,39 @@ def exchanged(
             for peer, parts in enumerate(columns)
         ]
 
-    held = sends_of(-1, range(own.first, own.stop)) if late else []
-    under_way: deque[tuple[list[dist.Work], list[torch.Tensor]]] = deque()
+    own = rows[rank]
+    late_sends = new_sends(1, range(own.first, own.stop)) if late else []
+
+    def begin(number: int) -> _Exchange:
+        spans = [_piece(of, number, pieces) for of in rows]
+        first, count = spans[rank].start - own.first, len(spans[rank])
+        sends = new_sends(0, spans[rank])
+        packed = sends, [of[first : first + count] for of in late_sends]
+        targets = [
+            (part, packed[which][peer].movedim(0, cut))
+            for peer, parts in enumerate(columns)
+            for which, part in enumerate(parts)
+            if packed[which][peer].numel()
+        ]
+        if targets:
+            pack(x.narrow(cut, first, count), targets)
+        return slab.swap(sends, [whole[0][span.start : span.stop] for span in spans]), sends
+
+    under_way: deque[_Exchange] = deque()
     for number in range(pieces):
         # from here on the stream waits for older pieces, and their memory is free again
         while len(under_way) >= _IN_FLIGHT:
             _finish(under_way.popleft())
-        spans = [_piece(of, number, pieces) for of in rows]
-        mine = spans[rank]
-        sends = sends_of(0, mine)
-        first = mine.start - own.first
-        buffers = sends, [one[first : first + len(mine)] for one in held]
-        targets = [
-            (part, packed[peer].permute(back))
-            for peer, parts in enumerate(columns)
-            for part, packed in zip(parts, buffers[: len(parts)], strict=True)
-            if packed[peer].numel()
-        ]
-        if targets:
-            (pack or copy)(x.narrow(cut, first, len(mine)), targets)
-        receives = [whole[0][span.start : span.stop] for span in spans]
-        under_way.append((slab.swap(sends, receives), sends))
-        del sends, buffers, targets
+        under_way.append(begin(number))
     if late:
-        receives = [whole[-1][of.first : of.stop] for of in rows]
-        under_way.append((slab.swap(held, receives), held))
+        receives = [whole[1][of.first : of.stop] for of in rows]
+        under_way.append((slab.swap(late_sends, receives), late_sends))
     first = 0
-    for number, (part, arrived) in enumerate(zip(columns[rank], whole, strict=True), start=1):
-        while len(under_way) > len(whole) - number:
+    for which, part in enumerate(columns[rank]):
+        # the late columns may be under way while the others are used
+        while len(under_way) > (late and which == 0):
             _finish(under_way.popleft())
-        yield first, arrived.permute(back)
+        yield first, whole[which].movedim(0, cut)
         first += part.count
 
 
@@ -137,8 +148,8 @@ def _parts(columns: Rows, late: bool) -> list[Rows]:
     if not late:
         return [columns]
     early = columns.count - int(columns.count * LATE_SHARE)
-    first, stop, points = columns.first, columns.stop, columns.points
-    return [Rows(first, early, points), Rows(first + early, stop - first - early, points)]
+    first, points = columns.first, columns.points
+    return [Rows(first, early, points), Rows(first + early, columns.count - early, points)]
 
 
 def _piece(rows: Rows, number: int, pieces: int) -> range:
@@ -147,7 +158,7 @@ def _piece(rows: Rows, number: int, pieces: int) -> range:
     return range(first, stop)
 
 
-def _finish(exchange: tuple[list[dist.Work], list[torch.Tensor]]) -> None:
+def _finish(exchange: _Exchange) -> None:
     for work in exchange[0]:
         work.wait()
 

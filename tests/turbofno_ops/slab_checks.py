@@ -275,17 +275,16 @@ def ffts_of_many_rows() -> None:
     sizes = [(96, 80, 72), (129, 64, 100), (70, 421, 33), (256, 3, 128)] if ON_GPU else [(24, 9, 8)]
     for size in sizes:
         for piece_bytes in (2**17, 2**20):
-            with small_pieces(piece_bytes, piece_bytes // 4):
+            with small_pieces(piece_bytes):
                 for _ in range(tried(4, 20)):
                     check_ffts(rng, size, ())
 
 
 @contextmanager
-def small_pieces(piece_bytes: int = 1500, part_bytes: int = 400) -> Iterator[None]:
-    """Exchange small fields as large ones are: in pieces, and parts that a cache holds."""
+def small_pieces(piece_bytes: int = 1500) -> Iterator[None]:
+    """Exchange small fields as large ones are: in pieces."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fft, "_PIECE_BYTES", piece_bytes)
-        patch.setattr(fft, "_PART_BYTES", part_bytes)
         yield
 
 

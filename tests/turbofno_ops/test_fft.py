@@ -483,28 +483,6 @@ def test_the_kernels_sources_write_at_drawn_strides(draw: int, emulated: Kernels
     check_strides(rng, Case(rng, sizes=lambda rng: rng.choice(sizes), names=names), emulated)
 
 
-@pytest.mark.parametrize("name", ["fft", "rfft", "irfft"])
-@pytest.mark.parametrize("points", [8, 9])
-@pytest.mark.parametrize("shape", [(6, 4), (6, 5), (6, 3, 2, 4)])
-def test_part_after_part(name: str, points: int, shape: tuple[int, ...], kernels: Kernels) -> None:
-    """Also where a part of real values does not begin at a pair, and where it takes several launches."""
-    values = points // 2 + 1 if name == "irfft" else points
-    dtype = torch.float32 if name == "rfft" else torch.complex64
-    x = torch.randn(*shape, values, dtype=dtype)
-    x = x[:, :, ::2] if len(shape) > 2 else x
-    given, transform = _functions._described(name, x, points, -1, None, None, "fp32", "kernels")
-    out = torch.full(transform.shape(x.shape), math.nan, dtype=transform.dtype(dtype))
-    repeated = _kernels.Repeated(
-        given[:2], transform, out[:2], (2 * x.stride(0), 2 * out.stride(0))
-    )
-    for number in (2, 0, 1):
-        repeated(number)
-    expected = getattr(np.fft, name)(
-        x.numpy().astype(np.complex128 if x.is_complex() else float), points
-    )
-    assert relative_error(out, expected) < 1e-6
-
-
 LONG = (25, 26, 30, 36, 48, 64, 77, 96, 143)
 
 

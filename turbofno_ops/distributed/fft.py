@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
@@ -12,7 +11,7 @@ from turbofno_ops._exchange import exchanged
 from turbofno_ops._modes import Rows
 from turbofno_ops._slab import Slab
 from turbofno_ops.description import Size
-from turbofno_ops.distributed._passes import Passes, passes_of
+from turbofno_ops.distributed._passes import Write, writer_of
 from turbofno_ops.distributed.slabs import Group, check_device, check_slab, slab_of
 from turbofno_ops.fft._arguments import SCALING_OF
 from turbofno_ops.fft._transform import Axis, Transform
@@ -20,11 +19,11 @@ from turbofno_ops.fft._transform import Axis, Transform
 ORDERS = ("natural", "transposed")
 """Cut along the first or the second transformed axis."""
 
-_PIECE_BYTES = 128 * 2**20
+_PIECE_BYTES = 512 * 2**20
 """Of a piece of a slab that is exchanged, at least."""
-_MOST_PIECES = 16
-_PART_BYTES = 32 * 2**20
-"""Of a part of a slab that is transformed along one axis after another, about, so that it stays in the L2 cache between."""
+_MOST_PIECES = 8
+_LAST_PARTS = 4
+"""Parts of a slab whose last axes are transformed one after the other. Between two, an exchange can begin."""
 _NORMS = ("backward", "ortho", "forward")
 _KINDS = {
     "fftn": ("complex", False),
@@ -204,28 +203,24 @@ def _transformed(
     lengths = half if kind == "complex_to_real" else grid
     results = half if kind == "real_to_complex" else grid
     front = _front(op, slab, x, lengths, cut)
-    axes = [
+    axes = tuple(
         Axis(front + at, points, given, 0, kept, 0)
         for at, (points, given, kept) in enumerate(zip(grid, lengths, results, strict=True))
+        # a complex transform of one point is a copy
+        if points > 1 or (at == len(grid) - 1 and kind != "complex")
+    )
+    transform = Transform(kind, inverse, axes, SCALING_OF[norm][inverse])
+    write = writer_of(x, transform)
+    *stages, last = [
+        transform.along([front + axis for axis in stage])
+        for stage in _stages(kind, len(grid), cut, wanted)
     ]
-    passes = passes_of(x, Transform(kind, inverse, tuple(axes), SCALING_OF[norm][inverse]))
-    stages = _stages(kind, len(grid), cut, wanted)
-    *ahead, finish = [[front + axis for axis in stage] for stage in stages]
+    nothing = transform.along([])
     whole = [*x.shape[:front], *lengths]
-    for number, here in enumerate(ahead, start=1):
-        last = number == len(ahead)
-        x = _exchanged(
-            slab,
-            passes,
-            x,
-            cut=front + cut,
-            to=front + 1 - cut,
-            points=whole[front + cut],
-            here=here,
-            there=finish if last else [],
-            last=last,
-        )
-        whole, cut = passes.shape(whole, here), 1 - cut
+    for here, there in zip(stages, [*[nothing] * (len(stages) - 1), last], strict=True):
+        at, to = front + cut, front + 1 - cut
+        x = _exchanged(slab, write, x, cut=at, to=to, points=whole[at], here=here, there=there)
+        whole, cut = here.shape(whole), 1 - cut
     return x
 
 
@@ -259,7 +254,7 @@ def _front(op: str, slab: Slab, x: torch.Tensor, lengths: Size, cut: int) -> int
 
 
 def _stages(kind: str, count: int, cut: int, wanted: int) -> list[list[int]]:
-    """Return the axes that are transformed before each exchange and after the last one, in order.
+    """Return the axes that are transformed before each exchange and after the last one.
 
     An exchange cuts the other one of the first two axes. A real transform begins or ends with the last axis, which must
     then be whole: of two axes that may need an exchange before.
@@ -267,38 +262,31 @@ def _stages(kind: str, count: int, cut: int, wanted: int) -> list[list[int]]:
     last, other = count - 1, 1 - cut
     whole = [other, *range(2, count)]
     stages = [whole, [cut]]
-    if kind == "real_to_complex":
-        stages = [[], [last], [other]] if cut == last else [[last, *_without(last, whole)], [cut]]
+    if kind == "real_to_complex" and cut == last:
+        stages = [[], [last], [other]]
+    elif kind == "complex_to_real" and other == last:
+        stages = [[], [cut], [last]]
     elif kind == "complex_to_real":
-        split = [[], [cut], [last]]
-        stages = split if other == last else [_without(last, whole), [*_without(last, [cut]), last]]
+        stages = [[axis for axis in whole if axis != last], sorted({cut, last})]
     reached = (cut + len(stages) - 1) % 2
     return stages if reached == wanted else [*stages, []]
 
 
-def _without(axis: int, axes: Sequence[int]) -> list[int]:
-    return [one for one in axes if one != axis]
-
-
 def _exchanged(
     slab: Slab,
-    passes: Passes,
+    write: Write,
     x: torch.Tensor,
     *,
     cut: int,
     to: int,
     points: int,
-    here: Sequence[int],
-    there: Sequence[int],
-    last: bool,
+    here: Transform,
+    there: Transform,
 ) -> torch.Tensor:
-    """Transform the dimensions `here`, exchange so that `to` is cut and not `cut`, and transform the dimensions `there`.
-
-    `last`: No exchange comes after this one.
-    """
+    """Do the transform `here`, exchange so that `to` is cut and not `cut`, and do the transform `there`."""
     pieces = _pieces(slab, x, cut, points)
-    shape, dtype = passes.shape(x.shape, here), passes.dtype(x.dtype, here)
-    parts = exchanged(
+    shape, dtype = here.shape(x.shape), here.dtype(x.dtype)
+    arrived = exchanged(
         slab,
         x,
         cut=cut,
@@ -306,24 +294,22 @@ def _exchanged(
         points=points,
         shape=shape,
         dtype=dtype,
-        pack=partial(
-            passes.write, here, to=to, parts=cut, nbytes=_PART_BYTES, last=last and not there
-        ),
+        pack=lambda piece, targets: write(here, piece, targets, to),
         pieces=pieces,
-        late=pieces > 1 and len(there) > 0,
+        late=pieces > 1 and len(there.axes) > 0,
     )
-    if not there:
-        ((_, result),) = parts
+    if not there.axes:
+        ((_, result),) = arrived
         return result
-    arrived = list(shape)
-    arrived[cut], arrived[to] = points, slab.rows(shape[to]).count
-    result = x.new_empty(passes.shape(arrived, there), dtype=passes.dtype(dtype, there))
-    for first, part in parts:
-        if part.numel():
-            # several launches, so that the exchange of the late columns begins between two of them
-            nbytes = _PART_BYTES if len(there) > 1 else _PIECE_BYTES
-            into = [(Rows.whole(points), result.narrow(to, first, part.shape[to]))]
-            passes.write(there, part, into, to=None, parts=to, nbytes=nbytes, last=True)
+    own = list(shape)
+    own[cut], own[to] = points, slab.rows(shape[to]).count
+    result = x.new_empty(there.shape(own), dtype=there.dtype(dtype))
+    most = max(1, -(-own[to] // _LAST_PARTS))
+    for first, columns in arrived:
+        outs = result.narrow(to, first, columns.shape[to]).split(most, to)
+        for given, out in zip(columns.split(most, to), outs, strict=True):
+            if given.numel():
+                write(there, given, [(Rows.whole(given.shape[to]), out)], to)
     return result
 
 

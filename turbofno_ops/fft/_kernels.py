@@ -100,64 +100,12 @@ def run(x: torch.Tensor, transform: Transform, out: torch.Tensor | None = None) 
             if isinstance(step, Copy):
                 _copy(step, buffers)
                 continue
-            source, target = _address(buffers, *step.source), _address(buffers, *step.target)
-            _launch(step, source, target, prepared.table(step))
+            arguments = Fft.from_buffer_copy(step.structure)
+            arguments.input = _address(buffers, *step.source)
+            arguments.out = _address(buffers, *step.target)
+            arguments.table = prepared.table(step).data_ptr()
+            _native.launch(step.kernel, arguments)
     return result
-
-
-def _launch(step: Launch, source: int, target: int, table: torch.Tensor) -> None:
-    arguments = Fft.from_buffer_copy(step.structure)
-    arguments.input, arguments.out, arguments.table = source, target, table.data_ptr()
-    _native.launch(step.kernel, arguments)
-
-
-class Repeated:
-    """The transform of part after part of tensors, at little cost on the host.
-
-    It runs on the current device, which must be that of the tensors.
-
-    Args:
-        x: Part 0 of the input.
-        transform: The transform.
-        out: Part 0 of the result, as in `run`.
-        apart: Values from one part of the input, and of the result, to the next one.
-    """
-
-    def __init__(
-        self, x: torch.Tensor, transform: Transform, out: torch.Tensor, apart: tuple[int, int]
-    ) -> None:
-        self._x, self._transform, self._out, self._apart = x, transform, out, apart
-        prepared = _prepared(problem(x, transform, out), x.device)
-        plan, step = prepared.plan, prepared.plan.steps[0]
-        real = [one for one in (x, out) if not one.is_complex()]
-        pairs = all(_takes_pairs(one) for one in real) and all(n % 2 == 0 for n in apart)
-        self._launch: Launch | None = None
-        if (
-            isinstance(step, Launch)
-            and len(plan.steps) == 1
-            and not plan.copied
-            and (pairs or not real)
-        ):
-            self._launch, self._table = step, prepared.table(step)
-            self._places = _address([x, out], *step.source), _address([x, out], *step.target)
-            self._bytes = apart[0] * x.element_size(), apart[1] * out.element_size()
-
-    def __call__(self, number: int) -> None:
-        """Transform one part."""
-        if self._launch is None:
-            given, out = (
-                part(one, number * apart)
-                for one, apart in zip((self._x, self._out), self._apart, strict=True)
-            )
-            run(given, self._transform, out)
-            return
-        (source, target), (a, b) = self._places, self._bytes
-        _launch(self._launch, source + number * a, target + number * b, self._table)
-
-
-def part(x: torch.Tensor, after: int) -> torch.Tensor:
-    """Return the tensor like x that begins so many values later in memory."""
-    return x.as_strided(x.shape, x.stride(), x.storage_offset() + after)
 
 
 def _takes_pairs(out: torch.Tensor) -> bool:
