@@ -13,8 +13,9 @@ from turbofno_ops.dispatch import fft_flops, gemm_flops
 
 MEMORY = 4.8e12  # bytes/s
 CARDS_A_HOST = 8
-PIECES = 16  # of an exchange; the first one is transformed before
-LATE = 1 / 4  # of the columns are exchanged after them, while the others are transformed
+MOST_PIECES = 8  # of an exchange
+PIECE_BYTES = 512 * 2**20
+LATE = 1 / 4  # of the columns are exchanged after the pieces, while the others are transformed
 
 
 @dataclass(frozen=True)
@@ -88,11 +89,13 @@ class Fft:
             return computing, 0.0
         over = link(cards)
         exchange = self.sent(cards) / over.rate
-        first = 2 * transform / PIECES
-        pieces = max(2 * transform - first, (1 - LATE) * exchange)
-        late = max((1 - LATE) * transform, LATE * exchange)
-        whole = first + pieces + late + LATE * transform
-        return computing, whole - computing + 2 * (PIECES + 1) * over.latency
+        pieces = max(1, min(MOST_PIECES, 8 * self.points**3 // cards // PIECE_BYTES))
+        late = LATE if pieces > 1 else 0.0
+        computed, sent = 2 * transform / pieces, (1 - late) * exchange / pieces
+        # the first piece is transformed before the exchange, the last one travels alone
+        ahead = computed + (pieces - 1) * max(computed, sent) + sent
+        after = max((1 - late) * transform, late * exchange) + late * transform
+        return computing, ahead + after - computing + 2 * (pieces + (late > 0)) * over.latency
 
 
 def table(name: str, cost: Layer | Fft, cards: tuple[int, ...]) -> list[str]:
