@@ -1,8 +1,7 @@
 """A model of what cutting a field over cards costs: bytes, operations, time. `python -m benchmarks.slab_costs` prints it.
 
 Nothing here is measured. Assumed are data-sheet rates of H200 cards, NVLink within a host of eight, and a network of 400 Gbit/s
-a card. A layer is limited by memory traffic, each value read once and written once; an FFT by four such passes (three
-transforms and a packing).
+a card. A layer is limited by memory traffic, each value read once and written once; an FFT by three such passes, one an axis.
 """
 
 from __future__ import annotations
@@ -14,7 +13,9 @@ from turbofno_ops.dispatch import fft_flops, gemm_flops
 
 MEMORY = 4.8e12  # bytes/s
 CARDS_A_HOST = 8
-PIECES = 16  # of an exchange; the last one is not hidden
+MOST_PIECES = 8  # of an exchange
+PIECE_BYTES = 512 * 2**20
+LATE = 1 / 4  # of the columns are exchanged after the pieces, while the others are transformed
 
 
 @dataclass(frozen=True)
@@ -81,15 +82,20 @@ class Fft:
         return 2 * 2 * fft_flops((self.points,) * 3) / cards
 
     def seconds(self, cards: int) -> tuple[float, float]:
-        """Seconds of computing, and of the exchange as far as it is not hidden behind the half of it that comes before."""
-        passes = 3 if cards == 1 else 4
-        computing = 2 * passes * 2 * 8 * self.points**3 / cards / MEMORY
+        """Seconds of computing, and of what else an exchange takes. Two of three transforms come before it."""
+        transform = 2 * 2 * 8 * self.points**3 / cards / MEMORY
+        computing = 3 * transform
         if cards == 1:
             return computing, 0.0
         over = link(cards)
         exchange = self.sent(cards) / over.rate
-        hidden = min(exchange, computing / 2) * (1 - 1 / PIECES)
-        return computing, exchange - hidden + 2 * PIECES * over.latency
+        pieces = max(1, min(MOST_PIECES, 8 * self.points**3 // cards // PIECE_BYTES))
+        late = LATE if pieces > 1 else 0.0
+        computed, sent = 2 * transform / pieces, (1 - late) * exchange / pieces
+        # the first piece is transformed before the exchange, the last one travels alone
+        ahead = computed + (pieces - 1) * max(computed, sent) + sent
+        after = max((1 - late) * transform, late * exchange) + late * transform
+        return computing, ahead + after - computing + 2 * (pieces + (late > 0)) * over.latency
 
 
 def table(name: str, cost: Layer | Fft, cards: tuple[int, ...]) -> list[str]:

@@ -14,29 +14,19 @@ from turbofno_ops._slab import Slab
 
 _IN_FLIGHT = 2
 """Pieces whose exchange may be under way while the next one is transformed."""
+LATE_SHARE = 1 / 4
+"""Share of the columns that is exchanged last, while the others are transformed."""
 ROW_AXIS = 2
 """Axis of the rows in [batch, channels, *grid]."""
 
+Targets = Sequence[tuple[Rows, torch.Tensor]]
+"""Columns, and the view that they are written to."""
+_Exchange = tuple[list[dist.Work], list[torch.Tensor]]
+"""An exchange that is under way, and what is sent, whose memory must live until then."""
 
-def _as_it_is(piece: torch.Tensor) -> torch.Tensor:
-    return piece
 
-
-def recut(
-    slab: Slab,
-    x: torch.Tensor,
-    *,
-    cut: int,
-    to: int,
-    points: int,
-    before: Callable[[torch.Tensor], torch.Tensor] = _as_it_is,
-    pieces: int = 1,
-    inner: int | None = None,
-    scale: float = 1.0,
-) -> torch.Tensor:
+def recut(slab: Slab, x: torch.Tensor, *, cut: int, to: int, points: int) -> torch.Tensor:
     """Return a tensor that is cut along axis `cut` cut along axis `to` instead: whole there, this process's rows here.
-
-    Pieces of `cut` are exchanged one after the other, each while the next one is transformed by `before`.
 
     Args:
         slab: The processes.
@@ -44,47 +34,122 @@ def recut(
         cut: The axis that is cut; not negative.
         to: The axis to cut; not negative.
         points: Length of the whole axis `cut`.
-        before: Function of the elements along `cut`, each by itself. It may change the lengths of other axes.
-        pieces: As many exchanges; the same number on all processes.
-        inner: Innermost axis in memory of what is exchanged: where `before` leaves it there, nothing is transposed. By
-            default the last axis.
-        scale: A factor, multiplied while a piece is packed.
 
     Returns:
-        The tensor, with axis `cut` outermost and axis `inner` innermost in memory.
+        The tensor, with axis `cut` outermost in memory.
     """
-    inner = x.ndim - 1 if inner is None else inner
-    # the cut axis in front, so that what each process sends is one piece of memory in the result
-    order = sorted(range(x.ndim), key=lambda axis: (axis != cut, axis == inner, axis))
-    at = order.index(to)
-    rows = slab.all_rows(points)
-    own, result = rows[slab.rank], None
-    under_way: deque[tuple[list[dist.Work], list[torch.Tensor]]] = deque()
+
+    def copy(piece: torch.Tensor, targets: Targets) -> None:
+        for columns, packed in targets:
+            packed.copy_(columns_of(piece, to, columns))
+
+    ((_, whole),) = exchanged(
+        slab, x, cut=cut, to=to, points=points, shape=x.shape, dtype=x.dtype, pack=copy
+    )
+    return whole
+
+
+def columns_of(x: torch.Tensor, dim: int, columns: Rows) -> torch.Tensor:
+    """Return the view of some columns of a tensor that has all of them."""
+    return x.narrow(dim, columns.first, columns.count)
+
+
+def exchanged(
+    slab: Slab,
+    x: torch.Tensor,
+    *,
+    cut: int,
+    to: int,
+    points: int,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    pack: Callable[[torch.Tensor, Targets], None],
+    pieces: int = 1,
+    late: bool = False,
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Exchange a function of a tensor as `recut` does, and yield parts of the result as they arrive.
+
+    Pieces of `cut` are exchanged one after the other, each while the next one is packed.
+
+    Args:
+        slab: The processes.
+        x: As in `recut`.
+        cut: As in `recut`.
+        to: As in `recut`.
+        points: As in `recut`.
+        shape: Shape of the function of x.
+        dtype: Its dtype.
+        pack: Writes the function of a piece of x, of the elements along `cut` each by itself, to views: of the columns `to`
+            of each process.
+        pieces: As many exchanges; the same number on all processes.
+        late: True to exchange a share of the columns after the pieces, and yield the others before it has arrived.
+
+    Yields:
+        The first column of a part, counted from this process's first one, and the part: axis `cut` is outermost in memory.
+    """
+    rows, rank = slab.all_rows(points), slab.rank
+    columns = [_parts(of, late) for of in slab.all_rows(shape[to])]
+
+    def new(count: int, width: int) -> torch.Tensor:
+        sizes = list(shape)
+        sizes[to] = width
+        del sizes[cut]
+        return x.new_empty([count, *sizes], dtype=dtype)
+
+    whole = [new(points, part.count) for part in columns[rank]]
+
+    def new_sends(which: int, span: range) -> list[torch.Tensor]:
+        # what this process keeps goes to its place at once
+        return [
+            whole[which][span.start : span.stop]
+            if peer == rank
+            else new(len(span), parts[which].count)
+            for peer, parts in enumerate(columns)
+        ]
+
+    own = rows[rank]
+    late_sends = new_sends(1, range(own.first, own.stop)) if late else []
+
+    def begin(number: int) -> _Exchange:
+        spans = [_piece(of, number, pieces) for of in rows]
+        first, count = spans[rank].start - own.first, len(spans[rank])
+        sends = new_sends(0, spans[rank])
+        packed = sends, [of[first : first + count] for of in late_sends]
+        targets = [
+            (part, packed[which][peer].movedim(0, cut))
+            for peer, parts in enumerate(columns)
+            for which, part in enumerate(parts)
+            if packed[which][peer].numel()
+        ]
+        if targets:
+            pack(x.narrow(cut, first, count), targets)
+        return slab.swap(sends, [whole[0][span.start : span.stop] for span in spans]), sends
+
+    under_way: deque[_Exchange] = deque()
     for number in range(pieces):
         # from here on the stream waits for older pieces, and their memory is free again
         while len(under_way) >= _IN_FLIGHT:
             _finish(under_way.popleft())
-        spans = [_piece(of, number, pieces) for of in rows]
-        mine = spans[slab.rank]
-        part = before(x.narrow(cut, mine.start - own.first, len(mine))).permute(order)
-        columns = slab.all_rows(part.shape[at])
-        if result is None:
-            shape = list(part.shape)
-            shape[0], shape[at] = points, columns[slab.rank].count
-            result = part.new_empty(shape)
-        receives = [result[span.start : span.stop] for span in spans]
-        sends = []
-        for peer, of in enumerate(columns):
-            given = part.narrow(at, of.first, of.count)
-            # what this process keeps goes to its place at once
-            packed = receives[peer] if peer == slab.rank else part.new_empty(given.shape)
-            sends.append(torch.mul(given, scale, out=packed))
-        under_way.append((slab.swap(sends, receives), sends))
-        del part
-    while under_way:
-        _finish(under_way.popleft())
-    assert result is not None
-    return result.permute([order.index(axis) for axis in range(x.ndim)])
+        under_way.append(begin(number))
+    if late:
+        receives = [whole[1][of.first : of.stop] for of in rows]
+        under_way.append((slab.swap(late_sends, receives), late_sends))
+    first = 0
+    for which, part in enumerate(columns[rank]):
+        # the late columns may be under way while the others are used
+        while len(under_way) > (late and which == 0):
+            _finish(under_way.popleft())
+        yield first, whole[which].movedim(0, cut)
+        first += part.count
+
+
+def _parts(columns: Rows, late: bool) -> list[Rows]:
+    """Return the columns of a process that are exchanged in pieces and, with `late`, those after them."""
+    if not late:
+        return [columns]
+    early = columns.count - int(columns.count * LATE_SHARE)
+    first, points = columns.first, columns.points
+    return [Rows(first, early, points), Rows(first + early, columns.count - early, points)]
 
 
 def _piece(rows: Rows, number: int, pieces: int) -> range:
@@ -93,7 +158,7 @@ def _piece(rows: Rows, number: int, pieces: int) -> range:
     return range(first, stop)
 
 
-def _finish(exchange: tuple[list[dist.Work], list[torch.Tensor]]) -> None:
+def _finish(exchange: _Exchange) -> None:
     for work in exchange[0]:
         work.wait()
 

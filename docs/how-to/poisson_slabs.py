@@ -16,7 +16,8 @@ SIZE = (64, 60, 45)  # any grid, also one that the processes do not divide
 if torch.cuda.is_available():
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
-    dist.init_process_group("nccl", device_id=device)
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    dist.init_process_group("nccl", device_id=device, pg_options=options)
 else:
     device = torch.device("cpu")
     dist.init_process_group("gloo")

@@ -13,7 +13,8 @@ import random
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from tests.draws import seeded
 from tests.models.importers.random_canonical import field_normalised
 from tests.thorough import tried
+from tests.turbofno_ops import fft_contract
 from tests.turbofno_ops.fourier_truth import relative_l2, spectral_conv_truth
 from tests.turbofno_ops.random_fno import (
     draw_architecture,
@@ -38,9 +40,18 @@ from tests.turbofno_ops.random_fno import (
 )
 from turbofno.models.core.config import ChannelMLP, FNOArchitecture
 from turbofno.models.core.fno import FNO
-from turbofno_ops import AddMap, ChainRefused, FNODescription, PointwiseMap, Spectral, distributed
-from turbofno_ops.distributed import fft, slab_rows
+from turbofno_ops import (
+    AddMap,
+    ChainRefused,
+    FNODescription,
+    PointwiseMap,
+    Spectral,
+    _native,
+    distributed,
+)
+from turbofno_ops.distributed import _passes, fft, slab_rows
 from turbofno_ops.distributed import network as slab_network
+from turbofno_ops.fft import _kernels
 
 Size = tuple[int, ...]
 ON_GPU = sys.argv[1:2] == ["nccl"]
@@ -69,9 +80,10 @@ def own(whole: torch.Tensor, axis: int) -> torch.Tensor:
     return whole.narrow(axis, min(rows.start, whole.shape[axis]), len(rows))
 
 
-def given(whole: torch.Tensor, axis: int = 2) -> torch.Tensor:
+def given(whole: torch.Tensor, axis: int = 2, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Return this process's slab as input on its device."""
-    return own(whole, axis).to(device(), DTYPE.to_complex() if whole.is_complex() else DTYPE)
+    dtype = DTYPE if dtype is None else dtype
+    return own(whole, axis).to(device(), dtype.to_complex() if whole.is_complex() else dtype)
 
 
 def compare(found: torch.Tensor, whole: torch.Tensor, axis: int, limit: float, why: object) -> None:
@@ -196,17 +208,91 @@ def drawn_layers() -> None:
 
 def drawn_ffts() -> None:
     rng = random.Random(torch.initial_seed())
-    whole_field = fft._PIECE_BYTES
     for draw in range(tried(30, 150)):
         # mostly in several pieces, small as the fields are
-        fft._PIECE_BYTES = 1500 if draw % 4 else whole_field
-        size = tuple(rng.choice([1, 2, 3, 5, 7, 8, 9, 11]) for _ in range(rng.choice([2, 3, 3, 4])))
-        check_ffts(rng, size, tuple(rng.randint(1, 3) for _ in range(rng.randint(0, 2))))
-    fft._PIECE_BYTES = whole_field
+        with small_pieces() if draw % 4 else nullcontext():
+            size = [rng.choice([1, 2, 3, 5, 7, 8, 9, 11]) for _ in range(rng.choice([2, 3, 3, 4]))]
+            lead = tuple(rng.randint(1, 3) for _ in range(rng.randint(0, 2)))
+            check_ffts(rng, tuple(size), lead)
 
 
-def check_ffts(rng: random.Random, size: Size, lead: Size) -> None:
+def ffts_on_kernels() -> None:
+    """Drawn transforms in float32: on a GPU by the kernels, on a CPU by launches that numpy executes."""
+    rng = random.Random(torch.initial_seed())
+    points = [1, 2, 3, 4, 8, 9, 16, 17, 19, 24]
+    with counted() if ON_GPU else launched_on_cpu() as launches:
+        for draw in range(tried(30, 150)):
+            with small_pieces() if draw % 4 else nullcontext():
+                size = tuple(rng.choice(points) for _ in range(rng.choice([2, 3, 3, 3, 4])))
+                lead = tuple(rng.randint(1, 3) for _ in range(rng.randint(0, 2)))
+                check_ffts(rng, size, lead, torch.float32)
+    assert len(launches) > 100
+
+
+@contextmanager
+def counted() -> Iterator[list[str]]:
+    """Yield the names of the kernels that are launched."""
+    names: list[str] = []
+
+    def launch_and_count(name: str, *arguments: Any) -> None:
+        names.append(name)
+        launch(name, *arguments)
+
+    launch = _native.launch
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_native, "launch", launch_and_count)
+        yield names
+
+
+@contextmanager
+def launched_on_cpu() -> Iterator[list[str]]:
+    """Run the kernels of FFTs on a CPU: numpy executes launches, in memory full of NaN. Yields the names of the launches."""
+    names: list[str] = []
+
+    def launch(name: str, fft: Any) -> None:
+        names.append(name)
+        fft_contract.execute(fft)
+
+    def new_empty(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        found = empty(self, *args, **kwargs)
+        (torch.view_as_real(found) if found.is_complex() else found).fill_(torch.nan)
+        return found
+
+    empty = torch.Tensor.new_empty
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "new_empty", new_empty)
+        patch.setattr(torch.cuda, "device", lambda _: nullcontext())
+        patch.setattr(_native, "launch", launch)
+        patch.setattr(_native, "refusal", fft_contract.refusal)
+        patch.setattr(_kernels, "table_of", lambda *_: torch.empty(0))
+        patch.setattr(_passes, "_has_kernels", lambda _: True)
+        yield names
+
+
+def ffts_of_many_rows() -> None:
+    """Fields that are exchanged in pieces as they are, on a GPU; small ones on a CPU."""
+    rng = random.Random(torch.initial_seed())
+    sizes = [(96, 80, 72), (129, 64, 100), (70, 421, 33), (256, 3, 128)] if ON_GPU else [(24, 9, 8)]
+    for size in sizes:
+        for piece_bytes in (2**17, 2**20):
+            with small_pieces(piece_bytes):
+                for _ in range(tried(4, 20)):
+                    check_ffts(rng, size, ())
+
+
+@contextmanager
+def small_pieces(piece_bytes: int = 1500) -> Iterator[None]:
+    """Exchange small fields as large ones are: in pieces."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fft, "_PIECE_BYTES", piece_bytes)
+        yield
+
+
+def check_ffts(
+    rng: random.Random, size: Size, lead: Size, dtype: torch.dtype | None = None
+) -> None:
     """Compare the four transforms of one shape, each in drawn orders and with a drawn norm."""
+    limit = LIMIT if dtype is None else 5e-6
     real = torch.randn(*lead, *size, dtype=torch.float64)
     dims = tuple(range(len(lead), len(lead) + len(size)))
     noise = torch.randn(*lead, *size, dtype=torch.complex128)
@@ -222,13 +308,13 @@ def check_ffts(rng: random.Random, size: Size, lead: Size) -> None:
         options: dict[str, Any] = {"s": size} if name == "irfftn" else {}
         expected = getattr(torch.fft, name)(whole, dim=dims, norm=norm, **options)
         found = getattr(distributed, name)(
-            given(whole, len(lead) + at),
+            given(whole, len(lead) + at, dtype),
             size,
             norm=norm,
             input_order=fft.ORDERS[at],
             output_order=fft.ORDERS[to],
         )
-        compare(found, expected, len(lead) + to, LIMIT, (name, size, lead, norm, at, to))
+        compare(found, expected, len(lead) + to, limit, (name, size, lead, norm, at, to))
 
 
 def real_input_of_fftn() -> None:
@@ -387,6 +473,8 @@ CHECKS: tuple[Callable[[], None], ...] = (
     rows_are_those_of_torch_chunk,
     errors_are_explained,
     drawn_ffts,
+    ffts_on_kernels,
+    ffts_of_many_rows,
     real_input_of_fftn,
     drawn_layers,
     sharded_weights,

@@ -450,6 +450,39 @@ def test_launches_of_drawn_transforms_compute_them(draw: int, kernels: Kernels) 
     assert case.error(found, wide) < (4e-3 if half else 1e-6), case
 
 
+def check_strides(rng: random.Random, case: Case, kernels: Kernels) -> None:
+    """Transform into a tensor of drawn strides; what is not in it stays as it was."""
+    x = case.x.to(torch.complex64 if case.x.is_complex() else torch.float32)
+    n, dim, norm, modes = case.arguments.values()
+    x, transform = _functions._described(case.name, x, n, dim, norm, modes, "fp32", "kernels")
+    shape, order = transform.shape(x.shape), rng.sample(range(x.ndim), x.ndim)
+    stored = [shape[dim] + rng.choice([0, 0, 1, 2]) for dim in order]
+    around = torch.full((2 + math.prod(stored),), math.nan, dtype=transform.dtype(x.dtype))
+    field = around[rng.randint(0, 2) :][: math.prod(stored)].view(stored)
+    out = field[tuple(slice(shape[dim]) for dim in order)].permute(
+        sorted(range(x.ndim), key=order.__getitem__)
+    )
+    kernels.memory = fft_contract.Memory()
+    kernels.memory.known += [x, around]
+    assert _kernels.run(x, transform, out) is out
+    assert int(around.isnan().sum()) == around.numel() - out.numel()
+    assert case.error(out, case.x.to(x.dtype)) < 1e-6, case
+
+
+@pytest.mark.parametrize("draw", range(tried(120, 2000)))
+def test_results_of_drawn_strides(draw: int, kernels: Kernels) -> None:
+    rng = random.Random(torch.initial_seed() + draw)
+    check_strides(rng, Case(rng, sizes=served), kernels)
+
+
+@pytest.mark.parametrize("draw", range(tried(24, 300)))
+def test_the_kernels_sources_write_at_drawn_strides(draw: int, emulated: Kernels) -> None:
+    rng = random.Random(torch.initial_seed() + draw)
+    sizes = [2, 3, 5, 8, 16, 19, 30, 64] if draw % 2 else [2, 3, 5, 8, 9, 16]
+    names = ours.NAMES[: 4 if draw % 2 else None]
+    check_strides(rng, Case(rng, sizes=lambda rng: rng.choice(sizes), names=names), emulated)
+
+
 LONG = (25, 26, 30, 36, 48, 64, 77, 96, 143)
 
 

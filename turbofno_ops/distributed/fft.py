@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
-from turbofno_ops._exchange import recut
+from turbofno_ops._exchange import exchanged
+from turbofno_ops._modes import Rows
 from turbofno_ops._slab import Slab
 from turbofno_ops.description import Size
+from turbofno_ops.distributed._passes import Write, writer_of
 from turbofno_ops.distributed.slabs import Group, check_device, check_slab, slab_of
+from turbofno_ops.fft._arguments import SCALING_OF
+from turbofno_ops.fft._transform import Axis, Transform
 
 ORDERS = ("natural", "transposed")
 """Cut along the first or the second transformed axis."""
 
-_PIECE_BYTES = 128 * 2**20
-_MOST_PIECES = 16
+_PIECE_BYTES = 512 * 2**20
+"""Of a piece of a slab that is exchanged, at least."""
+_MOST_PIECES = 8
+_LAST_PARTS = 4
+"""Parts of a slab whose last axes are transformed one after the other. Between two, an exchange can begin."""
 _NORMS = ("backward", "ortho", "forward")
+_KINDS = {
+    "fftn": ("complex", False),
+    "ifftn": ("complex", True),
+    "rfftn": ("real_to_complex", False),
+    "irfftn": ("complex_to_real", True),
+}
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
@@ -37,7 +48,8 @@ def fftn(
     All processes of the group call it together. In natural order a field is cut along its first transformed axis, in
     transposed order along its second, into the rows of `slab_rows`. All other axes are whole. The processes exchange the
     field once if the orders of input and output differ, else twice: `fftn` from natural to transposed and `ifftn` back is the
-    fastest way to and fro. A large field is exchanged in pieces, each while the next one is transformed. No gradients.
+    fastest way to and fro. A large field is exchanged in pieces, each while another part is transformed: in single precision
+    on a GPU by the kernels of `turbofno_ops.fft`, if they support every axis, else by torch.fft. No gradients.
 
     Args:
         x: This process's slab [.., *axes], complex64 or complex128, or float32 or float64 (converted). The axes in front
@@ -49,7 +61,8 @@ def fftn(
         group: A process group, a DeviceMesh of one dimension, or None for all processes.
 
     Returns:
-        This process's slab of the transform: complex, with the strides that the last step leaves, as from torch.fft.
+        This process's slab of the transform: complex; contiguous, or after a second exchange with the whole one of the first
+        two axes outermost in memory.
 
     Raises:
         TypeError: An unsupported dtype, or `group` is neither a process group nor a mesh.
@@ -61,7 +74,7 @@ def fftn(
         >>> fftn(x, (12, 10, 8), output_order="transposed").shape == (12, len(slab_rows(10)), 8)
         True
     """
-    return _complex_transform("fftn", x, size, norm, input_order, output_order, group)
+    return _transformed("fftn", x, size, norm, input_order, output_order, group)
 
 
 def ifftn(
@@ -96,7 +109,7 @@ def ifftn(
         >>> torch.allclose(ifftn(spectrum, (12, 10, 8), input_order="transposed"), x, atol=1e-5)
         True
     """
-    return _complex_transform("ifftn", x, size, norm, input_order, output_order, group)
+    return _transformed("ifftn", x, size, norm, input_order, output_order, group)
 
 
 def rfftn(
@@ -134,19 +147,7 @@ def rfftn(
         >>> rfftn(x, (12, 10, 8), output_order="transposed").shape == (12, len(slab_rows(10)), 5)
         True
     """
-    slab, grid, cut, wanted = _checked("rfftn", x, size, norm, (input_order, output_order), group)
-    if x.dtype not in _COMPLEX:
-        raise TypeError(f"rfftn: x must be float32 or float64, got {x.dtype}; fftn takes complex")
-    field = _Field("rfftn", slab, x, grid, cut, _scale(grid, norm))
-    last = len(grid) - 1
-    if field.cut == last:
-        field.recut()  # a real transform begins with the last axis, which must be whole
-    here, there = field.whole_axes(), field.cut
-    field.apply(here, torch.fft.rfftn)
-    field.lengths[last] = grid[last] // 2 + 1
-    field.recut()
-    field.apply([there], torch.fft.fftn)
-    return field.result(wanted)
+    return _transformed("rfftn", x, size, norm, input_order, output_order, group)
 
 
 def irfftn(
@@ -184,27 +185,10 @@ def irfftn(
         >>> torch.allclose(irfftn(spectrum, (12, 10, 8), input_order="transposed"), x, atol=1e-5)
         True
     """
-    slab, grid, cut, wanted = _checked("irfftn", x, size, norm, (input_order, output_order), group)
-    if x.dtype not in _COMPLEX.values():
-        raise TypeError(f"irfftn: x must be complex64 or complex128, got {x.dtype}")
-    scale = _scale(grid, norm, inverse=True)
-    field = _Field("irfftn", slab, x, (*grid[:-1], grid[-1] // 2 + 1), cut, scale)
-    last = len(grid) - 1
-    here = [0] if cut == 1 else list(range(1, last))
-    field.apply(here, torch.fft.ifftn, norm="forward")
-    field.recut()
-    there = [axis for axis in range(last + 1) if axis not in here]
-    if field.cut == last:
-        field.apply([cut], torch.fft.ifftn, norm="forward")
-        field.recut()  # a real transform ends with the last axis, which must be whole
-        there = [last]
-    lengths = [grid[axis] for axis in there]
-    field.apply(there, torch.fft.irfftn, s=lengths, norm="forward")
-    field.lengths[last] = grid[last]
-    return field.result(wanted)
+    return _transformed("irfftn", x, size, norm, input_order, output_order, group)
 
 
-def _complex_transform(
+def _transformed(
     op: str,
     x: torch.Tensor,
     size: Sequence[int],
@@ -214,21 +198,127 @@ def _complex_transform(
     group: Group,
 ) -> torch.Tensor:
     slab, grid, cut, wanted = _checked(op, x, size, norm, (input_order, output_order), group)
-    x = x.to(_COMPLEX.get(x.dtype, x.dtype))
-    if not x.is_complex():
-        raise TypeError(
-            f"{op}: x must be complex64 or complex128, float32 or float64, got {x.dtype}"
+    x, (kind, inverse) = _typed(op, x), _KINDS[op]
+    half = (*grid[:-1], grid[-1] // 2 + 1)
+    lengths = half if kind == "complex_to_real" else grid
+    results = half if kind == "real_to_complex" else grid
+    front = _front(op, slab, x, lengths, cut)
+    axes = tuple(
+        Axis(front + at, points, given, 0, kept, 0)
+        for at, (points, given, kept) in enumerate(zip(grid, lengths, results, strict=True))
+        # a complex transform of one point is a copy
+        if points > 1 or (at == len(grid) - 1 and kind != "complex")
+    )
+    transform = Transform(kind, inverse, axes, SCALING_OF[norm][inverse])
+    write = writer_of(x, transform)
+    *stages, last = [
+        transform.along([front + axis for axis in stage])
+        for stage in _stages(kind, len(grid), cut, wanted)
+    ]
+    nothing = transform.along([])
+    whole = [*x.shape[:front], *lengths]
+    for here, there in zip(stages, [*[nothing] * (len(stages) - 1), last], strict=True):
+        at, to = front + cut, front + 1 - cut
+        x = _exchanged(slab, write, x, cut=at, to=to, points=whole[at], here=here, there=there)
+        whole, cut = here.shape(whole), 1 - cut
+    return x
+
+
+def _typed(op: str, x: torch.Tensor) -> torch.Tensor:
+    """Return x as the transform takes it: complex but for `rfftn`, without a conjugation that is still to be done."""
+    if op == "rfftn":
+        if x.dtype not in _COMPLEX:
+            raise TypeError(
+                f"rfftn: x must be float32 or float64, got {x.dtype}; fftn takes complex"
+            )
+        return x.resolve_neg()
+    if op != "irfftn":
+        x = x.to(_COMPLEX.get(x.dtype, x.dtype))
+    if x.dtype not in _COMPLEX.values():
+        real = "" if op == "irfftn" else ", float32 or float64"
+        raise TypeError(f"{op}: x must be complex64 or complex128{real}, got {x.dtype}")
+    return x.resolve_conj().resolve_neg()
+
+
+def _front(op: str, slab: Slab, x: torch.Tensor, lengths: Size, cut: int) -> int:
+    """Return the number of axes in front of the transformed ones; raise ValueError unless x is this process's slab."""
+    if x.ndim < len(lengths):
+        raise ValueError(
+            f"{op}: x must have the {len(lengths)} axes of size, got shape {list(x.shape)}"
         )
-    inverse = op == "ifftn"
-    transform, unscaled = (torch.fft.ifftn, "forward") if inverse else (torch.fft.fftn, "backward")
-    field = _Field(op, slab, x, grid, cut, _scale(grid, norm, inverse=inverse))
-    # from transposed order the fewest axes first: their result is exchanged as the transform leaves it in memory
-    here = [0] if cut == 1 else field.whole_axes()
-    field.apply(here, transform, norm=unscaled)
-    field.recut()
-    there = [axis for axis in range(len(grid)) if axis not in here]
-    field.apply(there, transform, norm=unscaled)
-    return field.result(wanted)
+    front = x.ndim - len(lengths)
+    expected = list(lengths)
+    expected[cut] = slab.rows(lengths[cut]).count
+    check_slab(op, slab, x.shape[front:], lengths, expected)
+    return front
+
+
+def _stages(kind: str, count: int, cut: int, wanted: int) -> list[list[int]]:
+    """Return the axes that are transformed before each exchange and after the last one.
+
+    An exchange cuts the other one of the first two axes. A real transform begins or ends with the last axis, which must
+    then be whole: of two axes that may need an exchange before.
+    """
+    last, other = count - 1, 1 - cut
+    whole = [other, *range(2, count)]
+    stages = [whole, [cut]]
+    if kind == "real_to_complex" and cut == last:
+        stages = [[], [last], [other]]
+    elif kind == "complex_to_real" and other == last:
+        stages = [[], [cut], [last]]
+    elif kind == "complex_to_real":
+        stages = [[axis for axis in whole if axis != last], sorted({cut, last})]
+    reached = (cut + len(stages) - 1) % 2
+    return stages if reached == wanted else [*stages, []]
+
+
+def _exchanged(
+    slab: Slab,
+    write: Write,
+    x: torch.Tensor,
+    *,
+    cut: int,
+    to: int,
+    points: int,
+    here: Transform,
+    there: Transform,
+) -> torch.Tensor:
+    """Do the transform `here`, exchange so that `to` is cut and not `cut`, and do the transform `there`."""
+    pieces = _pieces(slab, x, cut, points)
+    shape, dtype = here.shape(x.shape), here.dtype(x.dtype)
+    arrived = exchanged(
+        slab,
+        x,
+        cut=cut,
+        to=to,
+        points=points,
+        shape=shape,
+        dtype=dtype,
+        pack=lambda piece, targets: write(here, piece, targets, to),
+        pieces=pieces,
+        late=pieces > 1 and len(there.axes) > 0,
+    )
+    if not there.axes:
+        ((_, result),) = arrived
+        return result
+    own = list(shape)
+    own[cut], own[to] = points, slab.rows(shape[to]).count
+    result = x.new_empty(there.shape(own), dtype=there.dtype(dtype))
+    most = max(1, -(-own[to] // _LAST_PARTS))
+    for first, columns in arrived:
+        outs = result.narrow(to, first, columns.shape[to]).split(most, to)
+        for given, out in zip(columns.split(most, to), outs, strict=True):
+            if given.numel():
+                write(there, given, [(Rows.whole(given.shape[to]), out)], to)
+    return result
+
+
+def _pieces(slab: Slab, x: torch.Tensor, cut: int, points: int) -> int:
+    """Return the number of pieces of an exchange, from what all processes know."""
+    most = list(x.shape)
+    most[cut] = slab.all_rows(points)[0].count
+    wanted = math.prod(most) * x.element_size() // _PIECE_BYTES
+    return max(1, min(wanted, _MOST_PIECES, most[cut]))
 
 
 def _checked(
@@ -254,87 +344,3 @@ def _checked(
         raise ValueError(f"{op} computes no gradients; call it under torch.no_grad()")
     check_device(op, slab, x.device)
     return slab, grid, ORDERS.index(orders[0]), ORDERS.index(orders[1])
-
-
-def _scale(size: Size, norm: str, *, inverse: bool = False) -> float:
-    """Return the factor of a transform, of which the transforms of single axes have none."""
-    if norm == "ortho":
-        return 1 / math.sqrt(math.prod(size))
-    return 1 / math.prod(size) if (norm == "backward") == inverse else 1.0
-
-
-class _Field:
-    """A field between transforms. A transform waits for the next exchange, which is hidden behind it.
-
-    `scale` is a factor of the result, multiplied in the first exchange: by torch.fft it would cost a pass over memory.
-
-    Attributes:
-        lengths: Lengths of the whole axes.
-        cut: The cut axis.
-    """
-
-    def __init__(
-        self, op: str, slab: Slab, x: torch.Tensor, lengths: Size, cut: int, scale: float
-    ) -> None:
-        self._slab, self._x, self.lengths, self.cut = slab, x, list(lengths), cut
-        self._scale = scale
-        self._waiting: Callable[[torch.Tensor], torch.Tensor] | None = None
-        self._inner = len(lengths) - 1
-        expected = list(lengths)
-        expected[cut] = slab.rows(lengths[cut]).count
-        if x.ndim < len(lengths):
-            raise ValueError(
-                f"{op}: x must have the {len(lengths)} axes of size, got shape {list(x.shape)}"
-            )
-        self._front = x.ndim - len(lengths)
-        check_slab(op, slab, x.shape[self._front :], lengths, expected)
-
-    def whole_axes(self) -> list[int]:
-        """Return all axes but the cut one."""
-        return [axis for axis in range(len(self.lengths)) if axis != self.cut]
-
-    def apply(
-        self, axes: Sequence[int], transform: Callable[..., torch.Tensor], **options: Any
-    ) -> None:
-        """Transform whole axes, when the next exchange or the result needs it; no axes, no transform."""
-        dims = [axis - len(self.lengths) for axis in axes]
-        self._waiting = partial(transform, dim=dims, **options) if axes else None
-        # torch.fft leaves a single transformed axis innermost
-        self._inner = axes[0] if len(axes) == 1 else len(self.lengths) - 1
-
-    def recut(self) -> None:
-        """Exchange, so that of the first two axes the other one is cut."""
-        cut, to = self.cut, 1 - self.cut
-        self._x = recut(
-            self._slab,
-            self._x,
-            cut=self._front + cut,
-            to=self._front + to,
-            points=self.lengths[cut],
-            before=self._transformed,
-            pieces=self._pieces(),
-            inner=self._front + self._inner,
-            scale=self._scale,
-        )
-        self._waiting, self.cut, self._scale = None, to, 1.0
-
-    def result(self, cut: int) -> torch.Tensor:
-        """Return the field, cut along an axis."""
-        if self.cut != cut:
-            self.recut()
-        return self._transformed(self._x)
-
-    def _transformed(self, part: torch.Tensor) -> torch.Tensor:
-        if self._waiting is None:
-            return part
-        if part.numel() == 0:
-            return torch.empty_like(self._waiting(part.to("meta")), device=part.device)
-        return self._waiting(part)
-
-    def _pieces(self) -> int:
-        """Return the number of pieces of an exchange, from what all processes know."""
-        most = list(self.lengths)
-        most[self.cut] = self._slab.all_rows(most[self.cut])[0].count
-        count = math.prod(self._x.shape[: self._front]) * math.prod(most)
-        wanted = count * self._x.element_size() // _PIECE_BYTES
-        return max(1, min(wanted, _MOST_PIECES, most[self.cut]))

@@ -13,7 +13,7 @@ from turbofno_ops.fft._transform import SCALINGS, Axis, Transform, complex_of, r
 
 PRECISIONS = ("fp32", "fp16")
 
-_SCALINGS = {
+SCALING_OF = {
     # norm -> scaling of a forward and of an inverse transform
     None: (SCALINGS[0], SCALINGS[2]),
     "backward": (SCALINGS[0], SCALINGS[2]),
@@ -61,11 +61,11 @@ def transform_of(
             x = x.narrow(dim, 0, points) if given > points else x
             axis = _forward_axis(op, dim, points, min(given, points), kept, half=half)
         axes.append(axis)
-    return x, Transform(kind, inverse, tuple(axes), _SCALINGS[norm][int(inverse)])
+    return x, Transform(kind, inverse, tuple(axes), SCALING_OF[norm][int(inverse)])
 
 
 def _check_names(op: str, norm: str | None, precision: str, backend: str) -> None:
-    if not isinstance(norm, str | None) or norm not in _SCALINGS:
+    if not isinstance(norm, str | None) or norm not in SCALING_OF:
         raise ValueError(f"{op}: norm must be None, 'backward', 'ortho' or 'forward', got {norm!r}")
     if precision not in PRECISIONS:
         raise ValueError(f"{op}: precision must be one of {PRECISIONS}, got {precision!r}")

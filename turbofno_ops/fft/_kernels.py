@@ -76,17 +76,24 @@ def _prepared(of: Problem, device: torch.device) -> _Prepared:
     return _Prepared(of, device)
 
 
-def run(x: torch.Tensor, transform: Transform) -> torch.Tensor:
-    """Return the transform of x, which the kernels support."""
+def run(x: torch.Tensor, transform: Transform, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the transform of x, which the kernels support.
+
+    Args:
+        x: The tensor.
+        transform: The transform.
+        out: The result, of any strides; no two of its values at one place, none in x. By default a new tensor.
+    """
+    if out is not None and not _takes_pairs(out):
+        return out.copy_(run(x, transform))
     x = _aligned(x)
-    prepared = _prepared(problem(x, transform), x.device)
+    prepared = _prepared(problem(x, transform, out), x.device)
     plan = prepared.plan
-    result = new_result(x, transform)
-    source, target = x.permute(plan.order), result.permute(plan.order)
-    if plan.copied:
-        source = source.contiguous()
+    result = new_result(x, transform) if out is None else out
+    # as_strided and addresses do not see the order of the dimensions
+    given = x.permute(plan.order).contiguous() if plan.copied else x
     dtype = complex_of(x.dtype)
-    buffers = [source, target]
+    buffers = [given, result]
     buffers += [torch.empty(n, dtype=dtype, device=x.device) for n in plan.temporaries]
     with torch.cuda.device(x.device):
         for step in plan.steps:
@@ -99,6 +106,16 @@ def run(x: torch.Tensor, transform: Transform) -> torch.Tensor:
             arguments.table = prepared.table(step).data_ptr()
             _native.launch(step.kernel, arguments)
     return result
+
+
+def _takes_pairs(out: torch.Tensor) -> bool:
+    """Return False if real values may not begin at a pair where kernels write them as pairs."""
+    if out.is_complex():
+        return True
+    apart = {
+        stride % 2 for n, stride in zip(out.shape, out.stride(), strict=True) if n > 1 < stride
+    }
+    return out.data_ptr() % (2 * out.element_size()) == 0 and len(apart) < 2
 
 
 def _aligned(x: torch.Tensor) -> torch.Tensor:

@@ -80,15 +80,21 @@ class Plan:
 
 
 class Problem(NamedTuple):
-    """The cache key of a plan."""
+    """The cache key of a plan. A result without strides is new, in the order of memory of the input."""
 
     transform: Transform
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     order: tuple[int, ...]
+    result_strides: tuple[int, ...] | None
     precision: int
     multiprocessors: int
     shared_bytes: int
+
+    @property
+    def limits(self) -> tuple[int, int, int]:
+        """Return precision, multiprocessors and shared_bytes."""
+        return self.precision, self.multiprocessors, self.shared_bytes
 
 
 class _Refused(Exception):
@@ -103,14 +109,15 @@ class _Group(NamedTuple):
     target: int
 
 
-def problem(x: torch.Tensor, transform: Transform) -> Problem:
-    """Return what the plan of a transform of x depends on."""
+def problem(x: torch.Tensor, transform: Transform, out: torch.Tensor | None = None) -> Problem:
+    """Return what the plan of a transform of x, into `out` if given, depends on."""
     limits = device_limits(x.device) if x.is_cuda else A100
     return Problem(
         transform,
         tuple(x.shape),
         tuple(x.stride()),
         tuple(memory_order(x)),
+        None if out is None else tuple(out.stride()),
         _PRECISIONS[real_of(x.dtype)],
         limits.multiprocessors,
         limits.shared_bytes,
@@ -149,8 +156,11 @@ class _Builder:
         axes = tuple(axis._replace(dim=place[axis.dim]) for axis in of.transform.axes)
         shape = [of.shape[dim] for dim in of.order]
         strides = [of.strides[dim] for dim in of.order]
-        shape, strides, axes = _merged(shape, strides, axes)
-        self._shape, self._strides = shape, strides
+        if of.result_strides is None:
+            results = _contiguous(of.transform._replace(axes=axes).shape(shape))
+        else:
+            results = [of.result_strides[dim] for dim in of.order]
+        self._shape, self._strides, self._results, axes = _merged(shape, strides, results, axes)
         self._transform = of.transform._replace(axes=axes)
         self._passes = [
             (axis, kind)
@@ -168,7 +178,7 @@ class _Builder:
         if self._needs_copy():
             self.copied, self._strides = True, _contiguous(self._shape)
         source = Field(INPUT, 0, tuple(self._strides))
-        target = Field(RESULT, 0, tuple(_contiguous(self._transform.shape(self._shape))))
+        target = Field(RESULT, 0, tuple(self._results))
         return list(self._passes_over(source, target))
 
     def _needs_copy(self) -> bool:
@@ -181,7 +191,8 @@ class _Builder:
                 return self._strides != _contiguous(self._shape)
         shape = [*self._shape]
         shape[axis.dim] = axis.kept
-        loops = _groups(self._shape, self._strides, _contiguous(shape), axis.dim)
+        results = self._results if len(self._passes) == 1 else _contiguous(shape)
+        loops = _groups(self._shape, self._strides, results, axis.dim)
         inner_is_lines = not self._is_long(axis, kind)
         most = 2 if inner_is_lines else 1
         if len(loops) <= most or self._strides == _contiguous(self._shape):
@@ -228,12 +239,12 @@ class _Builder:
             return False
         if kind != "complex":
             raise _Refused(reason)
-        if _split(axis.points, *self._of[4:]) is None:
+        if _split(axis.points, *self._of.limits) is None:
             raise _Refused(reason)
         return True
 
     def _structure(self, axis: Axis, kind: str) -> Fft:
-        structure = _line(axis, *self._of[4:])
+        structure = _line(axis, *self._of.limits)
         structure.kind, structure.inverse = KINDS.index(kind), self._transform.inverse
         return structure
 
@@ -291,7 +302,7 @@ class _Builder:
         over b for each c. What is given or kept is rounded up to whole rows, by a copy.
         """
         dim = axis.dim
-        split = _split(axis.points, *self._of[4:])
+        split = _split(axis.points, *self._of.limits)
         assert split is not None
         first, second = split
         in_head, in_tail = _rows(axis.in_head, axis.in_tail, first, second)
@@ -391,26 +402,27 @@ def _with(shape: Sequence[int], dim: int, size: int) -> list[int]:
 
 
 def _merged(
-    shape: list[int], strides: list[int], axes: tuple[Axis, ...]
-) -> tuple[list[int], list[int], tuple[Axis, ...]]:
-    """Drop dimensions of size 1 and merge neighbours that are one, where they are not transformed."""
+    shape: list[int], strides: list[int], results: list[int], axes: tuple[Axis, ...]
+) -> tuple[list[int], list[int], list[int], tuple[Axis, ...]]:
+    """Drop dimensions of size 1 and merge neighbours that are one on both sides, where they are not transformed."""
     transformed = {axis.dim for axis in axes}
     sizes: list[int] = []
-    apart: list[int] = []
+    apart: list[tuple[int, int]] = []
     place: dict[int, int] = {}
     open_group = False
-    for dim, (size, stride) in enumerate(zip(shape, strides, strict=True)):
+    for dim, (size, a, b) in enumerate(zip(shape, strides, results, strict=True)):
         if dim not in transformed:
             if size == 1:
                 continue
-            if open_group and apart[-1] == size * stride:
-                sizes[-1], apart[-1] = sizes[-1] * size, stride
+            if open_group and apart[-1] == (size * a, size * b):
+                sizes[-1], apart[-1] = sizes[-1] * size, (a, b)
                 continue
         open_group = dim not in transformed
         place[dim] = len(sizes)
         sizes.append(size)
-        apart.append(stride)
-    return sizes, apart, tuple(axis._replace(dim=place[axis.dim]) for axis in axes)
+        apart.append((a, b))
+    moved = tuple(axis._replace(dim=place[axis.dim]) for axis in axes)
+    return sizes, [a for a, _ in apart], [b for _, b in apart], moved
 
 
 def _groups(

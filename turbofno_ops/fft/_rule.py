@@ -64,6 +64,17 @@ def torch_is_as_fast(transform: Transform, dtype: torch.dtype) -> str | None:
     )
 
 
+def kernels_are_faster_at_strides(line: Transform) -> bool:
+    """True if the kernels, where they support it, transform one axis of a field faster than torch.fft.
+
+    torch.fft copies a field whose axis is not the last one, and multiplies by a factor in a pass of its own. The kernels do
+    neither, so only sizes with large prime factors are left to it.
+    """
+    points = line.axes[0].points
+    smooth = largest_prime_factor(points) <= _LARGEST_FACTOR
+    return smooth or line.kind == "complex_to_real" or points <= _LARGEST_PRIME_SIZES[line.kind]
+
+
 def _is_cut(axis: Axis) -> bool:
     """True if much of the axis is not given or not kept."""
     return min(axis.given, axis.kept) < axis.points // 2 + 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
@@ -71,9 +71,14 @@ class Transform(NamedTuple):
     @property
     def passes(self) -> tuple[tuple[Axis, str], ...]:
         """Axes and their kinds in the order of execution: the last axis first, but last of an inverse."""
-        *others, last = self.axes
-        found = [*((axis, KINDS[0]) for axis in others), (last, self.kind)]
+        found = [(axis, self.along([axis.dim]).kind) for axis in self.axes]
         return tuple(found if self.inverse else reversed(found))
+
+    def along(self, dims: Collection[int]) -> Transform:
+        """Return the transform along some of the dimensions, with their share of the factor."""
+        axes = tuple(axis for axis in self.axes if axis.dim in dims)
+        kind = self.kind if axes[-1:] == self.axes[-1:] else KINDS[0]
+        return self._replace(kind=kind, axes=axes)
 
     @property
     def adjoint(self) -> Transform:
