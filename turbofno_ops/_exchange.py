@@ -136,8 +136,9 @@ def exchanged(
         under_way.append((slab.swap(late_sends, receives), late_sends))
     first = 0
     for which, part in enumerate(columns[rank]):
-        # the late columns may be under way while the others are used
-        while len(under_way) > (late and which == 0):
+        # the late columns may still be under way while the others are used
+        left = 1 if late and which == 0 else 0
+        while len(under_way) > left:
             _finish(under_way.popleft())
         yield first, whole[which].movedim(0, cut)
         first += part.count
