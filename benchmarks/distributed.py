@@ -264,18 +264,14 @@ def _work(rank: int, count: int, port: int, measure: Measure, rows: mp.Queue[Row
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(1)
-    timeout, options = timedelta(seconds=_COLLECTIVE_SECONDS), None
-    if on_gpu:
-        # so that an exchange begins while transforms fill the card
-        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-        # PyTorch warns of a timeout that differs
-        options._timeout = timeout
+    # so that an exchange begins while transforms fill the card
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True) if on_gpu else None
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
         init_method=f"tcp://localhost:{port}",
         rank=rank,
         world_size=count,
-        timeout=timeout,
+        timeout=timedelta(seconds=_COLLECTIVE_SECONDS),
         pg_options=options,
         device_id=device if on_gpu else None,
     )

@@ -82,20 +82,14 @@ def join(launch: Launch, device: torch.device) -> None:
     for backend in ("GLOO", "NCCL"):
         os.environ.setdefault(f"{backend}_SOCKET_IFNAME", "lo")
     on_gpu = device.type == "cuda"
-    timeout, options = timedelta(seconds=START_SECONDS), None
     if on_gpu:
         torch.cuda.set_device(device)
-        # so that a collective begins while kernels fill the card
-        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-        # PyTorch warns of a timeout that differs
-        options._timeout = timeout
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
         init_method=f"file://{launch.store}",
         rank=launch.rank,
         world_size=len(launch.devices),
-        timeout=timeout,
-        pg_options=options,
+        timeout=timedelta(seconds=START_SECONDS),
         device_id=device if on_gpu else None,
     )
 
