@@ -157,7 +157,9 @@ def _admit(call: Call) -> Reply | None:
         call.parameters, call.aligned_at = first.parameters, first.aligned_at
     else:
         given = read_query(call, operation.parameters, hint=operation.hint)
-        call.parameters, call.declared_bytes = operation.parse(call, given), declared_size(call)
+        call.parameters = operation.parse(call, given)
+    if first is None:
+        call.declared_bytes = declared_size(call)
     try:
         call.admitted = context.admission.admit(
             call.declared_bytes,

@@ -18,6 +18,7 @@ from tests.service.http.live import connected, listening
 from tests.service.waiting import until
 from turbofno.service.http import edge, operations
 from turbofno.service.http.access_log import AccessLog
+from turbofno.service.pipeline.admission import Admission, Admitted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -383,6 +384,30 @@ async def test_a_repeated_head_may_have_another_length(monkeypatch: pytest.Monke
                 other_writer.write(parsed[0].replace(b"Length: " + number, b"Length: " + wrong))
                 assert (await reply(other_reader))[0] == 400
         assert len(parsed) == 5
+
+
+@in_loop
+async def test_a_repeated_head_is_admitted_with_its_own_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    admitted: list[int] = []
+    admit = Admission.admit
+
+    def noted(self: Admission, size: int, **options: Any) -> Admitted:
+        admitted.append(size)
+        return admit(self, size, **options)
+
+    monkeypatch.setattr(Admission, "admit", noted)
+    async with listening() as (port, _, context), connected(port) as (reader, writer):
+        for grid in (16, 32, 8):
+            # as after the model was loaded again: what was decided for it before does not hold any more
+            context.served._known.clear()
+            body = json.dumps({"inputs": {"input": [[[0.5] * grid]]}}).encode()
+            writer.write(raw_request(PREDICT, body, "Content-Type: application/json"))
+            status, _, answer = await reply(reader)
+            assert status == 200
+            assert np.shape(json.loads(answer)["outputs"]["output"])[-1] == grid
+            assert admitted[-1] == len(body)
 
 
 @in_loop
