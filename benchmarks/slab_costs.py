@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from turbofno_ops._exchange import LATE_SHARE
 from turbofno_ops.dispatch import fft_flops, gemm_flops
+from turbofno_ops.distributed.fft import _MOST_PIECES, _PIECE_BYTES
 
 MEMORY = 4.8e12  # bytes/s
 CARDS_A_HOST = 8
-MOST_PIECES = 8  # of an exchange
-PIECE_BYTES = 512 * 2**20
-LATE = 1 / 4  # of the columns are exchanged after the pieces, while the others are transformed
 
 
 @dataclass(frozen=True)
@@ -89,8 +88,8 @@ class Fft:
             return computing, 0.0
         over = link(cards)
         exchange = self.sent(cards) / over.rate
-        pieces = max(1, min(MOST_PIECES, 8 * self.points**3 // cards // PIECE_BYTES))
-        late = LATE if pieces > 1 else 0.0
+        pieces = max(1, min(_MOST_PIECES, 8 * self.points**3 // cards // _PIECE_BYTES))
+        late = LATE_SHARE if pieces > 1 else 0.0
         computed, sent = 2 * transform / pieces, (1 - late) * exchange / pieces
         # the first piece is transformed before the exchange, the last one travels alone
         ahead = computed + (pieces - 1) * max(computed, sent) + sent
