@@ -15,6 +15,14 @@
 namespace turbofno {
 namespace {
 
+// The largest magnitude over the lanes that hold the same of PAIRS pairs of modes as this one.
+template <int PAIRS> __device__ __forceinline__ float max_of_pairs(float magnitude) {
+    if constexpr (PAIRS == 1) return max_of_lanes(magnitude);
+    const bool odd = threadIdx.x % 2 != 0;
+    const float even_most = max_of_lanes(odd ? 0.0f : magnitude), odd_most = max_of_lanes(odd ? magnitude : 0.0f);
+    return odd ? odd_most : even_most;
+}
+
 // Splits [channel][mode] of a batch element in place: (re, im) becomes the high parts of both and the low parts of both.
 template <int MODES, typename P> __device__ __forceinline__ void split_input(float2 *input, int channels, float *inverse_scales) {
     constexpr int kPairs = MODES == 4 ? 2 : 1; // of modes; with one mode a word has two channels
@@ -27,7 +35,7 @@ template <int MODES, typename P> __device__ __forceinline__ void split_input(flo
         most[1] = max_magnitude(max_magnitude(most[1], v.z), v.w);
     }
     if (MODES == 1) most[0] = most[1] = max_magnitude(most[0], most[1]);
-    const Scale scale[2] = {scale_of(max_over_lanes<kPairs, 32>(most[0])), scale_of(max_over_lanes<kPairs, 32>(most[1]))};
+    const Scale scale[2] = {scale_of(max_of_pairs<kPairs>(most[0])), scale_of(max_of_pairs<kPairs>(most[1]))};
     for (int i = lane; i < count; i += 32) {
         const float4 v = words[i];
         uint4 parts{};
