@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from turbofno_ops import _cuda_tables
-from turbofno_ops._native import Fft, Product, Spectral, launch
+from turbofno_ops._native import Fft, Product, Spectral, Transform, launch
 from turbofno_ops._slab import Slab
 from turbofno_ops._spectra import array_of
 from turbofno_ops._spectral_product import (
@@ -54,10 +54,12 @@ class CudaProduct:
             )
             for n, m, count in zip(size[:-1], out_size[:-1], modes[:-1], strict=True)
         ]
-        self._phases: tuple[torch.Tensor, ...] = ()
+        # of a slab: those that its spectra get, and those that they lose, as transforms count from its first row or its middle
+        self._phases: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+        self._cut: tuple[int, int] | None = None
         self._folded_tables: tuple[torch.Tensor, ...] = ()
         if slab is not None:
-            self._cut(slab)
+            self._keep(slab)
         elif len(size) == 2 and clusters:
             self._folded_tables = tuple(
                 _cuda_tables.folded_axis(points, modes[0], device)
@@ -68,34 +70,46 @@ class CudaProduct:
             points: fft_kernels.table_of(points, None, device)
             for grid in (size, out_size)
             for points, count in zip(grid[:-1], modes[:-1], strict=True)
-            if slab is None and fft_is_faster(points, count, precision)
+            if fft_is_faster(points, points, count, precision)
         }
-        self.tables = [*of_axes, *self._phases, *self._folded_tables, *self._roots.values()]
+        self.tables = [
+            *of_axes, *sum(self._phases, ()), *self._folded_tables, *self._roots.values()
+        ]  # fmt: skip
         # without locks: two threads may plan the same shape, with equal results
         self._channels_last: dict[tuple[int, int], bool] = {}
         self._launches: dict[tuple[int, int, int, bool], tuple[SpectralLaunch, ...]] = {}
 
-    def _cut(self, slab: Slab) -> None:
-        """Keep the tables of the slab's rows, and the phases of their middles."""
+    def _keep(self, slab: Slab) -> None:
+        """Keep the tables of the slab's rows, and their phases."""
         rows, out_rows = slab.rows(self._size[0]), slab.rows(self._out_size[0])
         count, device = self._modes[0], self._device
         self._axis_tables[0] = (
             _cuda_tables.axis_analysis(rows.count, count, device, rows.points),
             _cuda_tables.axis_synthesis(out_rows.count, count, device, out_rows.points),
         )
-        self._phases = (
-            _cuda_tables.middle_phase(rows, count, device).unsqueeze(1),
-            _cuda_tables.middle_phase(out_rows, count, device).conj_physical().unsqueeze(1),
+        from_first, from_middle = (
+            [_cuda_tables.phase_of(of, count, device, middle=middle) for of in (rows, out_rows)]
+            for middle in (False, True)
         )
+        self._phases = tuple(
+            (given.unsqueeze(1), wanted.conj_physical().unsqueeze(1))
+            for given, wanted in (from_first, from_middle)
+        )
+        self._cut = rows.points, out_rows.points
         self._size, self._out_size = slab.local(self._size), slab.local(self._out_size)
 
     def __call__(self, spectra: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         batch, c_in, *_, row = spectra.shape
         c_out = weight.shape[-1]
         z, channels_last = array_of(spectra if c_out % 2 == 0 else spectra.contiguous())
-        for name, structure, elements, axis in self._planned(batch, c_in, c_out, channels_last):
+        planned = self._planned(batch, c_in, c_out, channels_last)
+        for at, (name, structure, elements, axis) in enumerate(planned):
             if isinstance(structure, Product):
-                z = self._multiply(z, weight, structure)
+                if self._slab is None:
+                    z = self._multiply(z, weight, structure)
+                else:
+                    around = planned[at - 1 : at + 2 : 2]
+                    z = self._multiply_sum(self._slab, z, weight, structure, around)
                 continue
             out = torch.empty(elements, dtype=torch.complex64, device=self._device)
             arguments = type(structure).from_buffer_copy(structure)
@@ -149,29 +163,36 @@ class CudaProduct:
             self._clusters,
             self._settled,
             channels_last,
-            cut=self._slab is not None,
+            cut=self._cut,
         )
 
     def _multiply(self, z: torch.Tensor, weight: torch.Tensor, structure: Product) -> torch.Tensor:
-        """Return the product of modes of z, or of its sum over the slabs."""
+        """Return the product of modes [others, ..] of z, which may be a share of all."""
+        z = z.view(-1, structure.in_pitch)
+        out = torch.empty(len(z), structure.out_pitch, dtype=torch.complex64, device=self._device)
+        arguments = Product.from_buffer_copy(structure)
+        arguments.others = len(z)
+        arguments.input, arguments.out = z.data_ptr(), out.data_ptr()
+        arguments.weight = weight.data_ptr()
+        launch("multiply_modes", arguments)
+        return out
 
-        def multiply(z: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-            out = torch.empty(
-                z.shape[0], structure.out_pitch, dtype=torch.complex64, device=self._device
-            )
-            arguments = Product.from_buffer_copy(structure)
-            # a share of the modes has fewer
-            arguments.others = z.shape[0]
-            arguments.input, arguments.out = z.data_ptr(), out.data_ptr()
-            arguments.weight = weight.data_ptr()
-            launch("multiply_modes", arguments)
-            return out
-
-        z = z.view(structure.others, structure.in_pitch)
-        if self._slab is None:
-            return multiply(z, weight)
-        to_start, from_start = self._phases
+    def _multiply_sum(
+        self,
+        slab: Slab,
+        z: torch.Tensor,
+        weight: torch.Tensor,
+        structure: Product,
+        around: tuple[SpectralLaunch, ...],
+    ) -> torch.Tensor:
+        """Return the product of modes of the sum of z over the slabs; `around` are the launches before and after it."""
+        middle = [isinstance(one.arguments, Transform) for one in around]
+        to_start, from_start = self._phases[middle[0]][0], self._phases[middle[1]][1]
         z.view(self._modes[0], -1).mul_(to_start)
-        product = self._slab.on_sum(z, weight, multiply)
+        product = slab.on_sum(
+            z.view(-1, structure.in_pitch),
+            weight,
+            lambda z, weight: self._multiply(z, weight, structure),
+        )
         product.view(self._modes[0], -1).mul_(from_start)
         return product

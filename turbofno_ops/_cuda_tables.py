@@ -141,7 +141,7 @@ def axis_analysis(
     """Return the table from columns of `points` to `modes` coefficients in FFT order, divided by `points`.
 
     Columns may be neighbouring points of an axis `of` more points; then the table is divided by these, and the coefficients
-    lack the factor `middle_phase`.
+    lack the factor `phase_of` the middle.
     """
     return _axis_table(points, modes, device, analysis=True, of=of)
 
@@ -151,17 +151,17 @@ def axis_synthesis(
 ) -> torch.Tensor:
     """Return the table from `modes` coefficients in FFT order to columns of `points`.
 
-    Columns may be neighbouring points of an axis `of` more points; then the coefficients are divided by `middle_phase`
+    Columns may be neighbouring points of an axis `of` more points; then the coefficients are divided by `phase_of` it
     before.
     """
     return _axis_table(points, modes, device, analysis=False, of=of)
 
 
-def middle_phase(rows: Rows, modes: int, device: torch.device) -> torch.Tensor:
-    """Return exp(-2 pi i k m / points), complex64 [modes], m the middle of the rows, of `modes` frequencies k in FFT order."""
+def phase_of(rows: Rows, modes: int, device: torch.device, *, middle: bool) -> torch.Tensor:
+    """Return exp(-2 pi i k m / points), complex64 [modes], of `modes` frequencies k in FFT order; m: first row, or the middle."""
     with torch.inference_mode(False):
         k = torch.tensor(frequencies(modes, both_signs=True))
-        at = (k * (2 * rows.first + rows.count)).remainder(2 * rows.points)
+        at = (k * (2 * rows.first + middle * rows.count)).remainder(2 * rows.points)
         phase = at.to(torch.float64) * (-math.pi / rows.points)
         return torch.polar(torch.ones_like(phase), phase).to(device, torch.complex64)
 

@@ -29,7 +29,8 @@ class ProductShape(NamedTuple):
     """Shape and precision of a spectral product, and what its launches depend on besides.
 
     `clusters`: that the device runs at once; 0 for separate launches. `settled`: no kernel still in flight writes the weights.
-    `channels_last`: spectra are [batch, *others, row, channels] in memory. `cut`: the first axis is a slab's.
+    `channels_last`: spectra are [batch, *others, row, channels] in memory. `cut`: points of the whole first axis, given and
+    wanted, of which `size` and `out_size` have a slab's rows.
     """
 
     batch: int
@@ -44,7 +45,7 @@ class ProductShape(NamedTuple):
     clusters: int = 0
     settled: bool = True
     channels_last: bool = False
-    cut: bool = False
+    cut: tuple[int, int] | None = None
 
     @property
     def row_modes(self) -> int:
@@ -145,8 +146,10 @@ def _transform(
         outer *= channels
     pitch = _pitch(shape, outer * inner)
     elements = outer * size[axis] * inner if inverse else kept[axis] * pitch
-    if not shape.cut and fft_is_faster(size[axis], kept[axis], shape.precision):
-        fft = _fft(shape, size[axis], kept[axis], (outer, inner, pitch), inverse=inverse)
+    points = shape.cut[inverse] if shape.cut and axis == 0 else size[axis]
+    if fft_is_faster(points, size[axis], kept[axis], shape.precision):
+        lines = _Lines(points, size[axis], outer, inner, pitch)
+        fft = _fft(shape, lines, kept[axis], inverse=inverse)
         if _native.refusal("mixed_radix_fft_unsupported", fft) is None:
             return SpectralLaunch("mixed_radix_fft", fft, elements, axis)
     arguments = _native.Transform(
@@ -162,20 +165,28 @@ def _transform(
     return SpectralLaunch("transform_axis", arguments, elements, axis)
 
 
-def fft_is_faster(points: int, kept: int, precision: str) -> bool:
-    """Return True if an FFT is faster than matrix products with the kept modes, measured on an H200."""
+def fft_is_faster(points: int, rows: int, kept: int, precision: str) -> bool:
+    """Return True if an FFT is faster than products of the kept modes with the `rows` that are there, measured on an H200."""
     if points & (points - 1) or kept not in _FFT_MODES:
         return False
-    return kept * (16 if precision == "fp32" else 8) > points
+    return kept * rows * (16 if precision == "fp32" else 8) > points**2
 
 
-def _fft(
-    shape: ProductShape, points: int, kept: int, sides: tuple[int, int, int], *, inverse: bool
-) -> _native.Fft:
-    """Return the truncated FFT of a transform; `sides` are its outer and inner lines and the pitch of the modes."""
-    outer, inner, pitch = sides
-    of_points, of_modes = (points * inner, 1, inner), (inner, 1, pitch)
-    whole, cut = (points, 0), ((kept + 1) // 2, kept // 2)
+class _Lines(NamedTuple):
+    """Lines of an axis of `points`, the first `rows` of which are there; outer and inner lines, pitch of the modes."""
+
+    points: int
+    rows: int
+    outer: int
+    inner: int
+    pitch: int
+
+
+def _fft(shape: ProductShape, lines: _Lines, kept: int, *, inverse: bool) -> _native.Fft:
+    """Return the truncated FFT of a transform, zeros for rows that are not there."""
+    points, rows, outer, inner, pitch = lines
+    of_points, of_modes = (rows * inner, 1, inner), (inner, 1, pitch)
+    there, cut = (rows, 0), ((kept + 1) // 2, kept // 2)
     fft = _native.Fft(
         outer=outer,
         inner=inner,
@@ -188,8 +199,8 @@ def _fft(
     source, target = (of_modes, of_points) if inverse else (of_points, of_modes)
     fft.in_outer, fft.in_inner, fft.in_point = source
     fft.out_outer, fft.out_inner, fft.out_point = target
-    fft.in_head, fft.in_tail = cut if inverse else whole
-    fft.out_head, fft.out_tail = whole if inverse else cut
+    fft.in_head, fft.in_tail = cut if inverse else there
+    fft.out_head, fft.out_tail = there if inverse else cut
     return fft
 
 

@@ -323,6 +323,18 @@ def real_input_of_fftn() -> None:
     compare(found, torch.fft.fftn(x), 0, LIMIT, "real input")
 
 
+def layers_of_many_modes() -> None:
+    """Axes of powers of two that keep many modes: on a GPU by FFTs, also the axis that is cut."""
+    rows = 64 * dist.get_world_size() if ON_GPU else 64
+    for size in ((rows, 64, 12), (rows, 65, 12), (rows + 1, 64, 12), (rows, 128)):
+        modes = (*(33 for _ in size[:-1]), 5)
+        x = torch.randn(2, 4, *size, dtype=torch.float64)
+        weight = torch.randn(4, 4, *modes, dtype=torch.complex128)
+        expected = spectral_conv_truth(x, weight)
+        found = distributed.fourier_layer(given(x), weight.to(device(), DTYPE.to_complex()), size)
+        compare(found, expected, 2, LIMIT, size)
+
+
 def rows_are_those_of_torch_chunk() -> None:
     rank, count = dist.get_rank(), dist.get_world_size()
     for points in range(14):
@@ -478,6 +490,7 @@ CHECKS: tuple[Callable[[], None], ...] = (
     real_input_of_fftn,
     drawn_layers,
     sharded_weights,
+    layers_of_many_modes,
     drawn_networks,
     layers_on_other_grids,
     mode_placements,

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from turbofno_ops._cuda_tables import axis_analysis, axis_synthesis, middle_phase
+from turbofno_ops._cuda_tables import axis_analysis, axis_synthesis, phase_of
 from turbofno_ops._modes import Rows
 
 CPU = torch.device("cpu")
@@ -69,7 +69,7 @@ def test_tables_of_a_part_of_an_axis(attempt: int) -> None:
     rows = Rows(first, draw.randint(1, points - first), points)
     torch.manual_seed(seed)
     part = torch.randn(rows.count, dtype=torch.complex128)
-    phase = middle_phase(rows, modes, CPU).to(torch.complex128)
+    phase = phase_of(rows, modes, CPU, middle=True).to(torch.complex128)
 
     field = torch.zeros(points, dtype=torch.complex128)
     field[rows.first : rows.stop] = part

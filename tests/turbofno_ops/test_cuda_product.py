@@ -211,17 +211,31 @@ def test_mix_whole_and_in_slabs(draw: int) -> None:
     for given in (spectra, channels_last):
         assert relative(whole(given, weight), expected) < 1e-5
 
+    for sharded in (False, True):
+        found = mixed_in_slabs(count, spectra, weight, out_size, sharded=sharded)
+        assert relative(found, expected) < 1e-5, (size, modes, out_size, sharded)
+
+
+def mixed_in_slabs(
+    count: int,
+    spectra: torch.Tensor,
+    weight: torch.Tensor,
+    out_size: tuple[int, ...],
+    *,
+    sharded: bool,
+) -> torch.Tensor:
+    """Return the mix of whole spectra that are cut over `count` threads."""
+    modes = tuple(weight.shape[:-2])
+    size = (*spectra.shape[2:-1], 16)
     group = slabs(count)
     parts = [product(slab, size, modes, out_size) for slab in group]
-    for sharded in (False, True):
-        weights = [s.share_of(weight.flatten(0, -4)) if sharded else weight for s in group]
+    weights = [s.share_of(weight.flatten(0, -4)) if sharded else weight for s in group]
 
-        def run(rank: int, weights: list[torch.Tensor] = weights) -> torch.Tensor:
-            return parts[rank](group[rank].cut(spectra, 2).contiguous(), weights[rank])
+    def run(rank: int) -> torch.Tensor:
+        return parts[rank](group[rank].cut(spectra, 2).contiguous(), weights[rank])
 
-        with ThreadPoolExecutor(count) as pool:
-            found = torch.cat(list(pool.map(run, range(count))), dim=2)
-        assert relative(found, expected) < 1e-5, (size, modes, out_size, sharded)
+    with ThreadPoolExecutor(count) as pool:
+        return torch.cat(list(pool.map(run, range(count))), dim=2)
 
 
 @pytest.mark.usefixtures("served_shapes")
@@ -264,6 +278,23 @@ def test_many_modes_of_powers_of_two_are_transformed_by_ffts(
 
 
 @pytest.mark.usefixtures("served_shapes")
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize(("rows", "out_rows"), [(64, 64), (64, 40), (40, 128)])
+def test_slabs_are_transformed_by_ffts_of_the_whole_axis(
+    count: int, rows: int, out_rows: int, launched: list[str]
+) -> None:
+    modes = 32, 33, 4
+    spectra = torch.randn(2, 3, rows, 64, 4, dtype=torch.complex64)
+    weight = torch.randn(*modes, 3, 2, dtype=torch.complex64)
+    z = mix(_gemm.analyze_others(spectra, modes[:2]), weight)
+    found = mixed_in_slabs(count, spectra, weight, (out_rows, 64, 16), sharded=count == 3)
+    assert relative(found, _gemm.synthesize_others(z, (out_rows, 64))) < 1e-6
+    dense = (rows == 40) + (out_rows == 40)
+    assert launched.count("transform_axis") == count * dense
+    assert launched.count("mixed_radix_fft") == count * (4 - dense)
+
+
+@pytest.mark.usefixtures("served_shapes")
 @pytest.mark.parametrize(
     ("batch", "channels", "modes", "last"),
     [
@@ -296,7 +327,20 @@ SEPARATE = ["transform_axis", "multiply_modes", "transform_axis"]
             ["mixed_radix_fft", "multiply_modes", "mixed_radix_fft"],
         ),
         ({"channels_last": True}, SEPARATE),
-        ({"modes": (64, 32), "cut": True, "clusters": 0}, SEPARATE),
+        (
+            {
+                "modes": (64, 32),
+                "size": (60, 128),
+                "out_size": (60, 128),
+                "cut": (256, 256),
+                "clusters": 0,
+            },
+            SEPARATE,
+        ),
+        (
+            {"modes": (64, 32), "size": (100, 128), "cut": (256, 421), "clusters": 0},
+            ["mixed_radix_fft", "multiply_modes", "transform_axis"],
+        ),
         ({"c_in": 33}, SEPARATE),
         ({"clusters": 0}, SEPARATE),
         ({"size": (128,), "out_size": (128,), "modes": (16,)}, ["multiply_modes"]),
