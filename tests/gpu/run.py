@@ -100,7 +100,9 @@ def _pytest(
         *spread,
         *arguments,
     ]
-    return Part(name, command, counts=True, alone=alone)
+    # a thread a worker: with one a core, a test that takes seconds ran into its time limit of minutes
+    threads = {"OMP_NUM_THREADS": "1"} if spread else {}
+    return Part(name, command, threads, counts=True, alone=alone)
 
 
 def parts() -> list[Part]:
