@@ -53,7 +53,7 @@ def summary(lines: list[Row]) -> list[str]:
         for title, of in cases
     ]
     kept = [
-        f"{past['fields/s'] / _best(of[OURS])['fields/s']:.0%} ({title})"
+        f"{past.get('of peak', past['fields/s'] / _best(of[OURS])['fields/s']):.0%} ({title})"
         for title, of in cases
         if (past := _at(of.get(OURS, []), "open, 4 of peak"))
     ]
