@@ -21,6 +21,9 @@ BURST = 64
 """Consecutive refusals without a pause."""
 LONGEST_PAUSE = 1.0
 """Seconds. No Retry-After is shorter, so a client that honours it sees no pause."""
+TOGETHER_SECONDS = 0.064
+"""Pauses end at multiples of this time. Refusals one after the other cost less than refusals between answers, which push their
+code and data out of the caches."""
 _LOG_SECONDS = 1.0
 
 
@@ -37,8 +40,10 @@ class Shedding:
         """Record a refusal; return the seconds for which its connection should not be read."""
         now = time.monotonic()
         self._due = max(self._due, now - BURST * SECONDS_EACH) + SECONDS_EACH
-        self._due = min(self._due, now + LONGEST_PAUSE)
-        return max(0.0, self._due - now)
+        self._due = min(self._due, now + LONGEST_PAUSE - TOGETHER_SECONDS)
+        if self._due <= now:
+            return 0.0
+        return self._due + -self._due % TOGETHER_SECONDS - now
 
     def log(self, call: Call) -> None:
         """Count a refusal for the access log, which has one line per second for all: a line costs more than a refusal."""

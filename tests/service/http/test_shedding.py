@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from contextlib import asynccontextmanager, suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,13 @@ from turbofno.service.engine.interface import PredictRequest
 from turbofno.service.http.call import Body, Call
 from turbofno.service.http.edge import Edge
 from turbofno.service.http.operations import begin, target_of
-from turbofno.service.http.shedding import BURST, LONGEST_PAUSE, SECONDS_EACH, Shedding
+from turbofno.service.http.shedding import (
+    BURST,
+    LONGEST_PAUSE,
+    SECONDS_EACH,
+    TOGETHER_SECONDS,
+    Shedding,
+)
 from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline.admission import Admitted
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
@@ -270,6 +277,16 @@ async def test_pauses_end() -> None:
     pauses = [shedding.pause() for _ in range(10_000)]
     assert max(pauses) <= LONGEST_PAUSE
     assert not any(pauses[:BURST])
+
+
+@in_loop
+async def test_pauses_end_together() -> None:
+    shedding = Shedding()
+    ends = [time.monotonic() + shedding.pause() for _ in range(BURST + 100)][BURST + 1 :]
+    multiples = {round(end / TOGETHER_SECONDS) for end in ends}
+    # 99 refusals, SECONDS_EACH apart.
+    assert len(multiples) <= 99 * SECONDS_EACH / TOGETHER_SECONDS + 2
+    assert all(abs(end / TOGETHER_SECONDS - round(end / TOGETHER_SECONDS)) < 0.1 for end in ends)
 
 
 @in_loop
