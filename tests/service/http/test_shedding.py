@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from contextlib import asynccontextmanager, suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -279,14 +278,17 @@ async def test_pauses_end() -> None:
     assert not any(pauses[:BURST])
 
 
-@in_loop
-async def test_pauses_end_together() -> None:
+def test_pauses_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("turbofno.service.http.shedding.time", Mock(monotonic=lambda: 1.0))
     shedding = Shedding()
-    ends = [time.monotonic() + shedding.pause() for _ in range(BURST + 100)][BURST + 1 :]
+    ends = [1.0 + shedding.pause() for _ in range(BURST + 100)][BURST + 1 :]
     multiples = {round(end / TOGETHER_SECONDS) for end in ends}
     # 99 refusals, SECONDS_EACH apart.
     assert len(multiples) <= 99 * SECONDS_EACH / TOGETHER_SECONDS + 2
-    assert all(abs(end / TOGETHER_SECONDS - round(end / TOGETHER_SECONDS)) < 0.1 for end in ends)
+    assert all(
+        end / TOGETHER_SECONDS == pytest.approx(round(end / TOGETHER_SECONDS)) for end in ends
+    )
+    assert max(ends) <= 1.0 + LONGEST_PAUSE
 
 
 @in_loop
