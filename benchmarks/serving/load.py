@@ -18,7 +18,6 @@ from typing import cast
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _LEAST_BUFFER = 64 * 1024
-_NO_BUFFER = bytearray()
 _HEAD_END = b"\r\n\r\n"
 NEVER_SENT = -1
 _SPIN_SECONDS = 0.002
@@ -68,17 +67,10 @@ class Load:
 
 
 class Answers:
-    """Answer bodies, and the buffers in which they are received.
-
-    Equal answers to a question are stored once; otherwise a fast server fills the memory in seconds. A buffer belongs to a
-    connection only while an answer comes, and the last one used is the next: with one for each connection, 512 connections
-    would take all of the cache that client and server share.
-    """
+    """Answer bodies. Equal answers to a question are stored once; otherwise a fast server fills the memory in seconds."""
 
     def __init__(self) -> None:
         self._kept: defaultdict[int, list[bytes]] = defaultdict(list)
-        self.buffers: list[bytearray] = []
-        """Those that no answer is received in."""
 
     def keep(self, question: int, body: memoryview) -> bytes:
         kept = self._kept[question]
@@ -101,7 +93,7 @@ class Connection(asyncio.BufferedProtocol):
         self._answers = answers
         self._transport: asyncio.Transport | None = None
         self._outcome: Outcome | None = None
-        self._buffer = _NO_BUFFER
+        self._buffer = bytearray(_LEAST_BUFFER)
         self._filled = 0
         self._expected = 0
         self._head = 0
@@ -120,9 +112,6 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.write(request)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio's signature
-        if not self._buffer:
-            free = self._answers.buffers
-            self._buffer = free.pop() if free else bytearray(_LEAST_BUFFER)
         return memoryview(self._buffer)[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -150,8 +139,6 @@ class Connection(asyncio.BufferedProtocol):
             body = memoryview(self._buffer)[self._head : self._expected]
             outcome.body = self._answers.keep(outcome.question, body)
         self._filled = self._expected = 0
-        self._answers.buffers.append(self._buffer)
-        self._buffer = _NO_BUFFER
         self._idle(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
