@@ -443,9 +443,9 @@ def over_cards(lines: list[Row]) -> list[str]:
         "## One field over several GPUs",
         "",
         f"{measured[0]['gpu']}, PyTorch {where['torch']}, commit {where['commit']}, {where['at'][:10]}; `python -m",
-        "benchmarks.distributed`. float32, one process a card; networks and plain PyTorch communicate by NCCL, FFTs of slabs by",
-        "copy engines. Efficiency: the time of one card, divided by cards and time; that of an FFT of slabs refers to plain",
-        "PyTorch on one card. Collectives: their time alone by NCCL, without anything to hide behind. Rows with a citation are published, of A100 cards. [How it works](explanation/slabs.md).",
+        "benchmarks.distributed`. float32, one process a card, NCCL. Efficiency: the time of one card, divided by cards and",
+        "time; that of an FFT of slabs refers to plain PyTorch on one card. Collectives: their time alone, without anything",
+        "to hide behind. Rows with a citation are published, of A100 cards. [How it works](explanation/slabs.md).",
         "",
         *markdown(
             ["what", "cards", "grid", "ms", "efficiency", "collectives, ms", "GiB a card"],
