@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from turbofno_ops import _cuda_tables
-from turbofno_ops._native import Fft, Product, Spectral, Transform, launch
+from turbofno_ops._native import Fft, Product, Spectral, launch
 from turbofno_ops._slab import Slab
 from turbofno_ops._spectra import array_of
 from turbofno_ops._spectral_product import (
@@ -18,6 +20,13 @@ from turbofno_ops._spectral_product import (
 from turbofno_ops._support import Device
 from turbofno_ops.description import Size
 from turbofno_ops.fft import _kernels as fft_kernels
+
+
+class _Phases(NamedTuple):
+    """Factors of a slab's kept modes, because its transforms count rows from one of its own: before the sum, after the product."""
+
+    to_start: torch.Tensor
+    from_start: torch.Tensor
 
 
 class CudaProduct:
@@ -54,12 +63,12 @@ class CudaProduct:
             )
             for n, m, count in zip(size[:-1], out_size[:-1], modes[:-1], strict=True)
         ]
-        # of a slab: those that its spectra get, and those that they lose, as transforms count from its first row or its middle
-        self._phases: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+        # of a slab, by the kernel that transforms its rows
+        self._phases: dict[str, _Phases] = {}
         self._cut: tuple[int, int] | None = None
         self._folded_tables: tuple[torch.Tensor, ...] = ()
         if slab is not None:
-            self._keep(slab)
+            self._use_rows_of(slab)
         elif len(size) == 2 and clusters:
             self._folded_tables = tuple(
                 _cuda_tables.folded_axis(points, modes[0], device)
@@ -68,33 +77,30 @@ class CudaProduct:
         of_axes = [table for pair in self._axis_tables for table in pair]
         self._roots = {
             points: fft_kernels.table_of(points, None, device)
-            for grid in (size, out_size)
-            for points, count in zip(grid[:-1], modes[:-1], strict=True)
-            if fft_is_faster(points, points, count, precision)
+            for grid, local in ((size, self._size), (out_size, self._out_size))
+            for points, rows, count in zip(grid[:-1], local[:-1], modes[:-1], strict=True)
+            if fft_is_faster(points, rows, count, precision)
         }
-        self.tables = [
-            *of_axes, *sum(self._phases, ()), *self._folded_tables, *self._roots.values()
-        ]  # fmt: skip
+        phases = [phase for pair in self._phases.values() for phase in pair]
+        self.tables = [*of_axes, *phases, *self._folded_tables, *self._roots.values()]
         # without locks: two threads may plan the same shape, with equal results
         self._channels_last: dict[tuple[int, int], bool] = {}
         self._launches: dict[tuple[int, int, int, bool], tuple[SpectralLaunch, ...]] = {}
 
-    def _keep(self, slab: Slab) -> None:
-        """Keep the tables of the slab's rows, and their phases."""
+    def _use_rows_of(self, slab: Slab) -> None:
+        """Replace the grids by those of a slab, and the tables of the first axis by those of its rows, with their phases."""
         rows, out_rows = slab.rows(self._size[0]), slab.rows(self._out_size[0])
         count, device = self._modes[0], self._device
         self._axis_tables[0] = (
             _cuda_tables.axis_analysis(rows.count, count, device, rows.points),
             _cuda_tables.axis_synthesis(out_rows.count, count, device, out_rows.points),
         )
-        from_first, from_middle = (
-            [_cuda_tables.phase_of(of, count, device, middle=middle) for of in (rows, out_rows)]
-            for middle in (False, True)
-        )
-        self._phases = tuple(
-            (given.unsqueeze(1), wanted.conj_physical().unsqueeze(1))
-            for given, wanted in (from_first, from_middle)
-        )
+        for kernel, middle in (("mixed_radix_fft", False), ("transform_axis", True)):
+            given, wanted = (
+                _cuda_tables.phase_of(of, count, device, middle=middle).unsqueeze(1)
+                for of in (rows, out_rows)
+            )
+            self._phases[kernel] = _Phases(given, wanted.conj_physical())
         self._cut = rows.points, out_rows.points
         self._size, self._out_size = slab.local(self._size), slab.local(self._out_size)
 
@@ -108,8 +114,12 @@ class CudaProduct:
                 if self._slab is None:
                     z = self._multiply(z, weight, structure)
                 else:
-                    around = planned[at - 1 : at + 2 : 2]
-                    z = self._multiply_sum(self._slab, z, weight, structure, around)
+                    # the transforms of the first axis are the nearest launches
+                    to_start = self._phases[planned[at - 1].name].to_start
+                    from_start = self._phases[planned[at + 1].name].from_start
+                    z.view(self._modes[0], -1).mul_(to_start)
+                    z = self._multiply_sum(self._slab, z, weight, structure)
+                    z.view(self._modes[0], -1).mul_(from_start)
                 continue
             out = torch.empty(elements, dtype=torch.complex64, device=self._device)
             arguments = type(structure).from_buffer_copy(structure)
@@ -178,21 +188,11 @@ class CudaProduct:
         return out
 
     def _multiply_sum(
-        self,
-        slab: Slab,
-        z: torch.Tensor,
-        weight: torch.Tensor,
-        structure: Product,
-        around: tuple[SpectralLaunch, ...],
+        self, slab: Slab, z: torch.Tensor, weight: torch.Tensor, structure: Product
     ) -> torch.Tensor:
-        """Return the product of modes of the sum of z over the slabs; `around` are the launches before and after it."""
-        middle = [isinstance(one.arguments, Transform) for one in around]
-        to_start, from_start = self._phases[middle[0]][0], self._phases[middle[1]][1]
-        z.view(self._modes[0], -1).mul_(to_start)
-        product = slab.on_sum(
+        """Return the product of modes of the sum of z over the slabs."""
+        return slab.on_sum(
             z.view(-1, structure.in_pitch),
             weight,
             lambda z, weight: self._multiply(z, weight, structure),
         )
-        product.view(self._modes[0], -1).mul_(from_start)
-        return product

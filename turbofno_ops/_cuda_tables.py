@@ -151,8 +151,8 @@ def axis_synthesis(
 ) -> torch.Tensor:
     """Return the table from `modes` coefficients in FFT order to columns of `points`.
 
-    Columns may be neighbouring points of an axis `of` more points; then the coefficients are divided by `phase_of` it
-    before.
+    Columns may be neighbouring points of an axis `of` more points; then the coefficients are divided by `phase_of`
+    the middle before.
     """
     return _axis_table(points, modes, device, analysis=False, of=of)
 

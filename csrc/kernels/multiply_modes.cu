@@ -15,8 +15,9 @@
 namespace turbofno {
 namespace {
 
-// The largest magnitude over the lanes that hold the same of PAIRS pairs of modes as this one.
+// The largest magnitude over all lanes, or with two pairs of modes over the lanes that are odd or even as this one is.
 template <int PAIRS> __device__ __forceinline__ float max_of_pairs(float magnitude) {
+    static_assert(PAIRS <= 2);
     if constexpr (PAIRS == 1) return max_of_lanes(magnitude);
     const bool odd = threadIdx.x % 2 != 0;
     const float even_most = max_of_lanes(odd ? 0.0f : magnitude), odd_most = max_of_lanes(odd ? magnitude : 0.0f);

@@ -11,7 +11,7 @@ constexpr int kLanes = 32;
 constexpr int kMaxWidth = 256;
 constexpr int kMaxModes = 128;
 constexpr int kMaxPoints = 16384;
-constexpr double kManyRounds = 4; // of the groups of a block
+constexpr double kManyRounds = 4; // rows that each group takes in turn
 constexpr int kLongestSegment = 16, kSegments = 5; // tiles of a segment that is not the whole row: 16, 8, 4, 2, 1
 constexpr int64_t kMaxBatch = 65536, kMaxRows = int64_t(1) << 30;
 
