@@ -36,7 +36,6 @@ _PIPELINE = "tests/service/runtime/test_device_pipeline.py"
 OVERLAP = f"{_PIPELINE}::test_copies_and_kernels_overlap"
 """Compares times, so it runs alone."""
 _SECOND_CARD = f"{_PIPELINE}::test_models_run_on_a_device_that_is_not_the_default"
-_CORES = os.cpu_count() or 1
 _CORES_PER_PART = 2
 _MAX_SECONDS = 540  # of a part
 _LAST_WORDS_SECONDS = 15  # of one that is stopped
@@ -84,9 +83,9 @@ def sanitizer() -> str | None:
 def _pytest(
     name: str, *arguments: str, module: str = "pytest", workers: int = 0, alone: bool = False
 ) -> Part:
-    """Return a pytest part, on several workers of 16 cores if pytest-xdist is installed; `module` replaces pytest."""
+    """Return a pytest part, on several workers if pytest-xdist is installed; `module` replaces pytest."""
     # a worker that has nothing left takes tests from others: a few tests take a minute
-    several = ["-n", str(max(1, workers * _CORES // 16)), "--dist", "worksteal"]
+    several = ["-n", str(workers), "--dist", "worksteal"]
     spread = several if workers and importlib.util.find_spec("xdist") else []
     command = [
         sys.executable,
@@ -260,7 +259,7 @@ def main() -> None:
     if not native_status().loaded:
         raise SystemExit(f"FAILED: the CUDA kernels are not loaded: {native_status().detail}")
     sources = record.hashes()
-    at_once = max(1, _CORES // _CORES_PER_PART)
+    at_once = max(1, (os.cpu_count() or 1) // _CORES_PER_PART)
     cards = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     run: record.Record = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
