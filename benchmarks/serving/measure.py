@@ -13,6 +13,7 @@ import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -163,12 +164,10 @@ def wait_until_right(target: Target, process: ServerProcess, *, seconds: float =
 
 
 def _plan_rows(target: Target, plan: Plan, process: ServerProcess, pace: Pace) -> Iterator[Row]:
+    closed = partial(closed_loop, target, seconds=pace.measured, warm_up=pace.warm_up)
     best, best_connections = 0.0, 0
     for connections in plan.connections:
-        loop = closed_loop(
-            target, connections=connections, seconds=pace.measured, warm_up=pace.warm_up
-        )
-        load, cpu = _with_cpu(loop, process)
+        load, cpu = _with_cpu(closed(connections=connections), process)
         if load.rate > best:
             best, best_connections = load.rate, connections
         yield {"load": f"closed, {connections}", "offered/s": None, **_figures(load, cpu)}
@@ -186,13 +185,7 @@ def _plan_rows(target: Target, plan: Plan, process: ServerProcess, pace: Pace) -
             peak = 0.0
             if 0.0 < best < rate:
                 # Measured again, because the machine's speed drifts by more than a server loses past its peak.
-                loop = closed_loop(
-                    target,
-                    connections=best_connections,
-                    seconds=pace.measured,
-                    warm_up=pace.warm_up,
-                )
-                peak = run(loop).rate
+                peak = run(closed(connections=best_connections)).rate
             phase = open_loop(
                 target,
                 rate=rate,
