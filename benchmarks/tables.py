@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from benchmarks import fusion
@@ -251,6 +251,31 @@ def gpu_drawn(rows: list[Row]) -> list[str]:
     ]
 
 
+def gpu_plans(rows: list[Row]) -> list[str]:
+    """The section of plans: how far the chosen one is from the fastest, by kind of network and precision."""
+    named = [{**row, "networks": row["network"].split(":")[0]} for row in rows]
+    found = []
+    for of in _by(sorted(named, key=lambda row: row["networks"]), "networks", "precision"):
+        slower = sorted(row["ms"] / row["fastest ms"] for row in of)
+        tenth = slower[int(0.9 * (len(slower) - 1))]
+        counts = (len(of), sum(row["plans"] for row in of))
+        found.append(
+            [of[0]["networks"], of[0]["precision"], *counts, mean(slower), tenth, slower[-1]]
+        )
+    return [
+        "## Plans of tile programs",
+        "",
+        *measured_on(rows[0]),
+        "Time of a program with the chosen plan over that with the fastest plan tried: the next cheapest ones by the estimated cost,",
+        "and random ones that cost up to half more.",
+        "",
+        *markdown(
+            ["networks", "precision", "programs", "plans", "mean", "nine of ten below", "most"],
+            found,
+        ),
+    ]
+
+
 def chains(lines: list[Row]) -> list[str]:
     """The section of the share of imported networks that run as chains; the first line is the environment."""
     where, *rows = lines
@@ -487,6 +512,7 @@ def document(results: Path = RESULTS) -> str:
         ("gpu_models", gpu_models),
         ("gpu_imported", gpu_imported),
         ("gpu_drawn", gpu_drawn),
+        ("gpu_plans", gpu_plans),
         ("chains", chains),
         ("gpu_heatmap", gpu_heatmap),
         ("gpu_fft", gpu_fft),

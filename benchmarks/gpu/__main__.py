@@ -15,7 +15,10 @@ from benchmarks.timing import RESULTS
 
 Measure = Callable[[], Iterable[dict[str, object]]]
 
-PARTS = ("layers", "models", "heatmap", "imported", "drawn", "ladder", "fft", "trust", "ntt")
+PARTS = (
+    *("layers", "models", "heatmap", "imported", "drawn", "plans"),
+    *("ladder", "fft", "trust", "ntt"),
+)
 _LADDER_SECONDS = 0.05
 """Most device time of a layer of the ladder, which has over a hundred."""
 
@@ -55,6 +58,10 @@ def _measured(part: str, bandwidth: float, arguments: argparse.Namespace) -> dic
             label: partial(drawn.measure, label, network, seconds=seconds / 10)
             for label, network in drawn.networks(drawn.COUNT)
         }
+    if part == "plans":
+        from benchmarks.gpu import plans
+
+        return {x.label: partial(plans.measure, x, seconds=seconds / 10) for x in plans.cases()}
     if part == "ladder":
         return _ladder(bandwidth, arguments)
     if part == "ntt":

@@ -1,3 +1,4 @@
+#include "tile_plans.h"
 #include "tile_programs.h"
 
 #include <algorithm>
@@ -11,7 +12,6 @@ constexpr int kLanes = 32;
 constexpr int kMaxWidth = 256;
 constexpr int kMaxModes = 128;
 constexpr int kMaxPoints = 16384;
-constexpr double kManyRounds = 4; // rows that each group takes in turn
 constexpr int kLongestSegment = 16, kSegments = 5; // tiles of a segment that is not the whole row: 16, 8, 4, 2, 1
 constexpr int64_t kMaxBatch = 65536, kMaxRows = int64_t(1) << 30;
 
@@ -32,18 +32,22 @@ int words_of_point(const turbofno_tile &t, const turbofno_step &step) {
     return ceil_div(step.channels, t.precision == TURBOFNO_BF16 ? 8 : 4);
 }
 
-// Finds the steps whose channels-last field is prefetched: those that read x, or else the load that begins the program.
+bool reads_points(const turbofno_step &step, int kind) { return step.kind == kind && !step.channel_first; }
+
+// Finds the steps whose channels-last field can be prefetched: those that read x, or else the load that begins the program.
 void find_prefetch(const turbofno_tile &t, TilePlan &p) {
     p.prefetch_first = p.prefetch_last = -1;
+    bool whole_points = p.channel_tiles == 1;
     for (int i = 0; i < t.steps; ++i) {
-        const int kind = t.step[i].kind;
-        if ((kind != TURBOFNO_ADD_MAP && kind != TURBOFNO_ADD_GATE) || t.step[i].channel_first) continue;
+        const bool map = reads_points(t.step[i], TURBOFNO_ADD_MAP);
+        if (!map && !reads_points(t.step[i], TURBOFNO_ADD_GATE)) continue;
+        whole_points |= map;
         if (p.prefetch_first < 0) p.prefetch_first = i;
         p.prefetch_last = i;
     }
-    if (p.prefetch_first < 0 && t.step[0].kind == TURBOFNO_LOAD && !t.step[0].channel_first) {
-        p.prefetch_first = p.prefetch_last = 0;
-    }
+    if (p.prefetch_first < 0 && reads_points(t.step[0], TURBOFNO_LOAD)) p.prefetch_first = p.prefetch_last = 0;
+    // Only a map needs channels of a point that other blocks hold.
+    if (!whole_points) p.prefetch_first = p.prefetch_last = -1;
 }
 
 // 16-byte words of a B operand with its inverse scales.
@@ -98,29 +102,71 @@ void lay_out(const turbofno_tile &t, TilePlan &p, bool copies_spectra) {
     p.shared_bytes = 16 * (p.first_group + p.warps / p.group_warps * p.group_words);
 }
 
-// Estimated run time, in units of the time to issue a tile's instructions on one scheduler. Below about 10 warps latency is
-// not hidden, hence the lower bounds; further warps still hide some.
-double cost(const turbofno_tile &t, const TilePlan &p, int64_t rows) {
-    const int64_t units = rows * p.splits, groups = p.warps / p.group_warps;
-    const int64_t blocks = std::max(1, t.multiprocessors / p.channel_tiles);
-    const double rounds = double(ceil_div(units, blocks * groups));
-    const double busy = double(std::min<int64_t>(p.warps, p.group_warps * ceil_div(units, blocks)));
-    // few warps wait for a table in L1 longer
-    const double table = p.synthesis_on_chip ? 1.0 : p.wgmma ? (p.fragments > kSegmentedFragments ? 1.2 : 1.1) : 1.3;
-    const double slower = table * (p.prefetch_first < 0 ? 1.2 : 1.0) * (p.common ? 1.0 : 1.15);
-    const double tile = (p.wgmma ? 0.6 * std::max(4.0, busy / 4) : std::max(2.5, 0.8 + 0.2 * busy)) * slower;
-    // staging of spectra: a warp's blocks of 32 terms by 16 channels one after the other, then a barrier
+// Derives what follows from the choices of a plan.
+void distribute(const turbofno_tile &t, TilePlan &p) {
+    const int64_t rows = t.batch * t.outer, groups = p.warps / p.group_warps;
+    const int tiles = ceil_div(t.points, kTilePoints);
+    p.stores_split = p.common && t.precision == TURBOFNO_FP32 && t.next_modes > 0;
+    p.splits = ceil_div(tiles, p.split_tiles);
+    p.split_segments = p.segment_tiles < tiles ? p.split_tiles / p.segment_tiles : 0;
+    p.blocks = int(std::min<int64_t>(ceil_div(rows * p.splits, groups), ceil_div(t.multiprocessors, p.channel_tiles)));
+    p.stride = int(p.blocks * groups);
+    p.stride_split = p.stride % p.splits;
+    p.stride_row = p.stride / p.splits;
+    p.stride_batch = int(p.stride_row / t.outer);
+    p.stride_outer = int(p.stride_row % t.outer);
+    const size_t sums = t.next_modes > 0 && p.splits > 1 ? size_t(p.splits) * size_t(rows) : 0;
+    p.workspace_bytes = sizeof(float) * sums * size_t(t.channels) * 2 * t.next_modes;
+}
+
+// What a program does to a tile, whatever its plan.
+struct Work {
+    double products; // matrix products for 8 channels
+    int elementwise; // steps that load, store, add a field or activate
+    int hidden; // hidden channels of channel MLPs and projections
+    int read_chunks; // chunks of the channels of a field that can be prefetched
+};
+
+Work work_of(const turbofno_tile &t) {
+    const double synthesis = 0.015 * chunks(2 * t.modes), analysis = 0.02 * ceil_div(2 * t.next_modes, 8);
+    Work w{synthesis + analysis, 0, 0, 0};
+    for (int i = 0; i < t.steps; ++i) {
+        const turbofno_step &step = t.step[i];
+        if (step.kind == TURBOFNO_ADD_MAP) w.products += 0.01 * chunks(step.terms);
+        if (is_mlp_or_projection(step)) w.hidden += step.hidden;
+        w.elementwise += step.kind == TURBOFNO_LOAD || step.kind == TURBOFNO_ADD_GATE || step.kind == TURBOFNO_ACTIVATE ||
+                         step.kind == TURBOFNO_STORE;
+    }
+    TilePlan p{};
+    p.channel_tiles = 1;
+    find_prefetch(t, p);
+    if (p.prefetch_first >= 0) w.read_chunks = chunks(t.step[p.prefetch_first].channels);
+    return w;
+}
+
+// Estimated run time. A warp waits for its own tile most of the time, so a tile takes the same time beside any other warps; the
+// unit is that of an empty program. The constants fit measured times (`python -m benchmarks.gpu plans`); none is critical: a third more
+// or less changes few choices.
+double cost(const turbofno_tile &t, const TilePlan &p, const Work &w) {
+    const int64_t units = t.batch * t.outer * p.splits;
+    const int64_t rounds = ceil_div<int64_t>(units, p.stride);
+    const double busy = double(std::min<int64_t>(p.warps, p.group_warps * ceil_div<int64_t>(units, p.blocks)));
+
+    const double products = p.wgmma ? 0.0 : (p.planes > 1 ? 1.0 : 0.6) * w.products;
+    const double table = p.synthesis_on_chip ? 0.0 : (p.wgmma ? 0.3 : 0.15) * chunks(2 * t.modes);
+    const double direct = p.prefetch_first < 0 ? 0.2 * w.read_chunks : 0.0;
+    const double tile = 1.0 + p.fragments * (products + 0.04 * w.elementwise) + 0.009 * w.hidden + table + direct;
+
+    // Staging of spectra: a warp's blocks of 32 terms by 16 channels one after the other. A copy that is under way while the group
+    // takes the tiles before costs less.
+    const int segments = std::max(1, p.split_segments);
     const double staged = chunks(2 * t.modes) * p.fragments / 2.0 / p.group_warps;
-    const double crowd = std::max(1.0, busy / 8), latency = (p.copied_at < 0 ? 0.5 : 0.2) * crowd;
-    // measured on Hopper; other cards keep a cost with which they are fast
-    const double block = t.warpgroups ? 0.15 * std::max(1.0, busy / 4) + latency : 0.0375 * crowd;
-    const double segments = ceil_div(p.split_tiles, p.segment_tiles) * (staged * block + 0.3 * crowd);
-    // Of plans that cost about the same, those with more groups are faster by up to 30 %, measured on Hopper with many rows: a
-    // group's warps wait for each other, and other groups work meanwhile.
-    const bool waits = t.warpgroups && !p.wgmma && rounds > kManyRounds;
-    const double alone = waits ? 1.0 + 0.02 * std::max<int64_t>(0, 4 - groups) : 1.0;
-    const double prologue = p.first_group / 8000.0;
-    return prologue + alone * rounds * (ceil_div(p.split_tiles, p.group_warps) * tile + segments) + (p.splits > 1 ? 4 : 0);
+    const double block = p.copied_at < 0 ? 0.2 : rounds * segments > 1 ? 0.1 : 0.37;
+    const double segment = std::max(1.0, busy / 8) * (0.5 + staged * block);
+
+    const int tiles = segments * ceil_div(p.split_tiles / segments, p.group_warps);
+    const double sums = p.workspace_bytes > 0 ? 1.2 + 0.03 * p.splits : 0.0;
+    return p.first_group / 7500.0 + rounds * (tiles * tile + segments * segment) + sums;
 }
 
 bool known(int value, int least, int most) { return value >= least && value <= most; }
@@ -165,8 +211,7 @@ const char *unsupported(const turbofno_tile &t) {
 
 } // namespace
 
-TilePlan plan(const turbofno_tile &t) {
-    TilePlan best{};
+void each_plan(const turbofno_tile &t, const std::function<void(const TilePlan &, double)> &visit) {
     TilePlan p{};
     p.wide = is_wide(t);
     p.planes = t.precision == TURBOFNO_FP32 ? 2 : 1;
@@ -176,7 +221,7 @@ TilePlan plan(const turbofno_tile &t) {
     const bool summed = t.next_modes > 0 && t.points < 64 * t.next_modes;
     const int64_t split_below = (summed ? 1 : 16) * int64_t(t.multiprocessors);
     const bool has_kernel = std::any_of(std::begin(kPrograms), std::end(kPrograms), [&](uint64_t one) { return serves(one, t); });
-    double least = 0.0;
+    const Work work = work_of(t);
     for (p.fragments = 2; p.fragments <= kMaxFragments; p.fragments *= 2) {
         const bool whole = 8 * p.fragments >= t.width;
         if (!whole && (p.wide || p.fragments < 8)) continue;
@@ -209,49 +254,46 @@ TilePlan plan(const turbofno_tile &t) {
                 for (p.warps = p.group_warps; p.warps <= most; p.warps += p.warps < step ? p.group_warps : step) {
                     lay_out(t, p, copies_spectra);
                     if (p.shared_bytes > t.shared_bytes || p.warps % p.group_warps != 0) continue;
-                    for (p.splits = 1; p.splits <= tiles && (p.splits == 1 || rows < split_below); p.splits *= 2) {
-                        p.split_tiles = round_up(ceil_div(tiles, p.splits), whole_tiles);
-                        const double now = cost(t, p, rows);
-                        if (best.warps > 0 && now >= least) continue;
-                        least = now;
-                        best = p;
+                    for (int splits = 1; splits <= tiles && (splits == 1 || rows < split_below); splits *= 2) {
+                        p.split_tiles = round_up(ceil_div(tiles, splits), whole_tiles);
+                        distribute(t, p);
+                        visit(p, cost(t, p, work));
                     }
                 }
             }
         }
         if (whole) break; // more fragments would be padding
     }
-    best.stores_split = best.common && t.precision == TURBOFNO_FP32 && t.next_modes > 0;
-    best.splits = best.split_tiles > 0 ? ceil_div(tiles, best.split_tiles) : 0;
-    best.split_segments = best.segment_tiles < tiles ? best.split_tiles / std::max(best.segment_tiles, 1) : 0;
-    const int64_t groups = best.group_warps > 0 ? best.warps / best.group_warps : 1;
-    best.blocks = int(std::min<int64_t>(ceil_div(rows * best.splits, groups),
-                                        ceil_div(t.multiprocessors, std::max(best.channel_tiles, 1))));
-    best.stride = int(best.blocks * groups);
-    const int64_t splits = std::max(best.splits, 1);
-    best.stride_split = int(best.stride % splits);
-    best.stride_row = int(best.stride / splits);
-    best.stride_batch = int(best.stride_row / t.outer);
-    best.stride_outer = int(best.stride_row % t.outer);
-    if (t.next_modes > 0 && best.splits > 1) {
-        best.workspace_bytes = sizeof(float) * size_t(best.splits) * size_t(rows) * size_t(t.channels) * 2 * t.next_modes;
-    }
+}
+
+TilePlan plan(const turbofno_tile &t) {
+    TilePlan best{};
+    double least = 0.0;
+    each_plan(t, [&](const TilePlan &p, double now) {
+        if (best.warps > 0 && now >= least) return;
+        least = now;
+        best = p;
+    });
     return best;
+}
+
+void describe(const turbofno_tile &t, const TilePlan &p, turbofno_tile_plan &prepared) {
+    static_assert(sizeof(TilePlan) <= sizeof(prepared.opaque), "TURBOFNO_PLAN_WORDS");
+    std::memcpy(prepared.opaque, &p, sizeof p);
+    prepared.segment_points = std::min(t.points, p.segment_tiles * kTilePoints);
+    prepared.workspace_bytes = int64_t(p.workspace_bytes);
+    prepared.stores_split = p.stores_split;
 }
 
 } // namespace turbofno
 
 extern "C" const char *turbofno_tile_prepare(const turbofno_tile *tile, turbofno_tile_plan *prepared) {
     using namespace turbofno;
-    static_assert(sizeof(TilePlan) <= sizeof(prepared->opaque), "TURBOFNO_PLAN_WORDS");
     *prepared = {};
     const char *reason = unsupported(*tile);
     if (reason != nullptr) return reason;
     const TilePlan p = plan(*tile);
     if (p.warps == 0) return "its weights and spectra do not fit in shared memory";
-    std::memcpy(prepared->opaque, &p, sizeof p);
-    prepared->segment_points = std::min(tile->points, p.segment_tiles * kTilePoints);
-    prepared->workspace_bytes = int64_t(p.workspace_bytes);
-    prepared->stores_split = p.stores_split;
+    describe(*tile, p, *prepared);
     return nullptr;
 }

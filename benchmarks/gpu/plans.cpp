@@ -1,0 +1,13 @@
+// Lists all plans of a tile program with their costs, for plans.py.
+#include "../../csrc/plan/tile_plans.h"
+
+extern "C" int list_tile_plans(const turbofno_tile *tile, turbofno_tile_plan *plans, double *costs, int most) {
+    int count = 0;
+    turbofno::each_plan(*tile, [&](const turbofno::TilePlan &plan, double cost) {
+        if (count == most) return;
+        plans[count] = {};
+        turbofno::describe(*tile, plan, plans[count]);
+        costs[count++] = cost;
+    });
+    return count;
+}
