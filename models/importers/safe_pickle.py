@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import pickletools
 import reprlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -423,8 +424,8 @@ def _attributes(state: Any) -> dict[str, Any]:
     return {"__state__": state}
 
 
-def _ordered_dict(items: Any = ()) -> dict[Any, Any]:
-    return {_key(key): value for key, value in items}
+def _ordered_dict(items: Any = ()) -> OrderedDict[Any, Any]:
+    return OrderedDict((_key(key), value) for key, value in items)
 
 
 def _encode(text: str, encoding: str = "latin1") -> bytes:

@@ -115,6 +115,45 @@ def test_data_processors_of_neuraloperator(how: str, dims: list[int], tmp_path: 
     )
 
 
+def fitted(channels: int, eps: float) -> TheirNormalizer:
+    """A normaliser of fields in SI units, whose std is about as small as neuraloperator's eps."""
+    normalizer = TheirNormalizer(dim=[0, 2, 3], eps=eps)
+    normalizer.fit(2e-7 * samples(channels).movedim(-1, 1))
+    return normalizer
+
+
+@pytest.mark.parametrize("how", ["apart", "processor"])
+@pytest.mark.parametrize("eps", [1e-7, 1e-5])
+def test_eps_of_a_state_dict_is_an_assumption(how: str, eps: float, tmp_path: Path) -> None:
+    pair = fitted(2, eps), fitted(1, eps)
+    given = None if eps == 1e-7 else eps
+    if how == "processor":
+        torch.save(DefaultDataProcessor(*pair).state_dict(), tmp_path / "p.pt")
+        sides = read_normalizer(tmp_path / "p.pt", eps=given)
+    else:
+        for side, normalizer in zip(("x", "y"), pair, strict=True):
+            torch.save(normalizer.state_dict(), tmp_path / f"{side}.pt")
+        sides = read_normalizer(tmp_path / "x.pt", "input", given)
+        sides |= read_normalizer(tmp_path / "y.pt", "output", given)
+    for side, normalizer in zip(("input", "output"), pair, strict=True):
+        exact = normalizer.std.double() + eps
+        assert relative_l2(sides[side].std, exact) < 1e-12
+    read = normalizing(sides, ARCH)
+    if given is None:
+        for line in read.assumptions:
+            assert "eps=1e-07 is added to std, as the file does not contain it (eps=..)" in line
+            assert "WARNING: std is as small as" in line
+    assert len(read.assumptions) == (2 if given is None else 0)
+    assert ("eps 1e-05 added" in read.lines[0]) == (given is not None)
+
+
+def test_an_eps_in_the_file_is_no_assumption(tmp_path: Path) -> None:
+    torch.save(fitted(2, 1e-2), tmp_path / "x.pt")
+    read = normalizing(read_normalizer(tmp_path / "x.pt", "input"), ARCH)
+    assert read.assumptions == ()
+    assert "(eps 0.01 added to std)" in read.lines[0]
+
+
 def test_plain_numbers_in_every_file_format(tmp_path: Path) -> None:
     mean, std = np.array([1.5, -2.0]), np.array([0.5, 3.0])
     np.savez(tmp_path / "n.npz", x_mean=mean, x_std=std, y_mean=7.0, y_std=0.1)
@@ -124,6 +163,8 @@ def test_plain_numbers_in_every_file_format(tmp_path: Path) -> None:
                tmp_path / "n.pt")  # fmt: skip
     for name in ("n.npz", "n.json", "n.pt"):
         sides = read_normalizer(tmp_path / name)
+        for line in normalizing(sides, ARCH).assumptions:
+            assert line.endswith("eps=0 is added to std, as the file does not contain it (eps=..)")
         assert_physical(
             sides,
             lambda x: (x - torch.tensor(mean).float()) / torch.tensor(std).float(),
