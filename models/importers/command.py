@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace, repository: Path) -> int:
     imported = _single(convert(checkpoint, Options(dict(settings))))
     # First: the sizes in the file can be trusted only once the tensors match them.
     module = _module(imported.architecture, imported.state)
-    scaling = _scaling(arguments, imported.architecture, eps)
+    scaling = _scaling(arguments, imported, eps)
     config = _config(arguments, imported, scaling)
     _print(_report(checkpoint, imported, config, scaling))
     try:
@@ -191,6 +191,10 @@ def _grid(
     boundary, extent = "periodic" if periodic else "nodes", (1.0,) * n
     if scaling is not None and scaling.fields is not None:
         fixed = scaling.fields.grid
+        if given not in (None, fixed):
+            raise ImportRefused(
+                f"--grid {list(given)} is not the grid of the normalisers, {list(fixed)}: leave --grid out"
+            )
         return GridSpec.model_validate(
             {"training": fixed, "minimum": fixed, "maximum": fixed, "extent": extent, "boundary": boundary}
         )  # fmt: skip
@@ -243,7 +247,7 @@ def _eps(given: str | None, arguments: argparse.Namespace) -> float | None:
 
 
 def _scaling(
-    arguments: argparse.Namespace, arch: FNOArchitecture, eps: float | None
+    arguments: argparse.Namespace, imported: Imported, eps: float | None
 ) -> Normalizing | None:
     sides: dict[Side, Scaling] = {}
     if arguments.normalizer is not None:
@@ -256,7 +260,9 @@ def _scaling(
             sides.update(read_normalizer(file, side, eps))
         if mean is not None or std is not None:
             sides[side] = constant(mean or (0.0,), std or (1.0,), f"--{side}-mean, --{side}-std")
-    return normalizing(sides, arch) if sides else None
+    if not sides:
+        return None
+    return normalizing(sides, imported.architecture, arguments.grid or imported.training_grid)
 
 
 def _report(

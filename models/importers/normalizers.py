@@ -7,6 +7,7 @@ std in .npz, .json, .safetensors or a dict saved by torch.save.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -105,8 +106,15 @@ def constant(mean: tuple[float, ...], std: tuple[float, ...], source: str) -> Sc
     return _scaling(values, source, eps=0.0)
 
 
-def normalizing(sides: Mapping[Side, Scaling], arch: FNOArchitecture) -> Normalizing:
+def normalizing(
+    sides: Mapping[Side, Scaling], arch: FNOArchitecture, grid: tuple[int, ...] | None = None
+) -> Normalizing:
     """The normalisation of both sides; a missing side is not scaled.
+
+    Args:
+        sides: the normalisers.
+        arch: the network.
+        grid: of normalisers that are flattened, as the original scripts' RangeNormalizer.
 
     Raises:
         ImportRefused: a shape that fits neither the channels nor a grid.
@@ -121,6 +129,9 @@ def normalizing(sides: Mapping[Side, Scaling], arch: FNOArchitecture) -> Normali
     for side, channels in counts.items():
         given = sides.get(side) or constant((0.0,), (1.0,), side)
         for name, tensor in (("mean", given.mean), ("std", given.std)):
+            flat = tensor.ndim == 1 and tensor.numel() not in (1, channels)
+            if flat and grid is not None and len(grid) == arch.n_dim:
+                tensor = _unflattened(tensor, channels, grid, given.source)
             shaped[f"{side}_{name}"] = _channels_first(tensor, channels, arch.n_dim, given.source)
     grids = {tuple(tensor.shape[1:]) for tensor in shaped.values()} - {(1,) * arch.n_dim}
     if not grids:
@@ -222,13 +233,25 @@ def _about_eps(eps: float, std: Tensor, source: str) -> str:
     )
 
 
+def _unflattened(tensor: Tensor, channels: int, grid: tuple[int, ...], source: str) -> Tensor:
+    """A flattened [*grid, channels] as [1, channels, *grid]."""
+    expected = math.prod(grid) * channels
+    if tensor.numel() != expected:
+        raise ImportRefused(
+            f"{source}: it has {tensor.numel():,} values, but the grid {list(grid)} with {channels} channels has "
+            f"{expected:,}; give the grid that the normaliser was made on with --grid"
+        )
+    return tensor.reshape(*grid, channels).movedim(-1, 0)[None]
+
+
 def _channels_first(tensor: Tensor, channels: int, n_dim: int, source: str) -> Tensor:
     """The tensor as [channels, *grid] or [channels, 1, ..]."""
     shape = tuple(tensor.shape)
     flat = (1,) * n_dim
     if tensor.numel() == 1:
         return tensor.reshape(1, *flat).expand(channels, *flat)
-    if tensor.ndim == n_dim + 2 and shape[0] == 1:
+    leading = tensor.ndim == n_dim + 2 and shape[0] == 1
+    if leading:
         tensor, shape = tensor[0], shape[1:]
     if tensor.numel() == channels and max(shape) == channels:
         return tensor.reshape(channels, *flat)
@@ -236,7 +259,7 @@ def _channels_first(tensor: Tensor, channels: int, n_dim: int, source: str) -> T
         return tensor[None]
     if tensor.ndim == n_dim + 1:
         first, last = shape[0] == channels, shape[-1] == channels
-        if first and last:
+        if first and last and not leading:
             raise ImportRefused(
                 f"{source}: shape {list(shape)} may have its {channels} channels first or last; save it with a "
                 "leading axis of 1 and the channels next"
@@ -245,6 +268,7 @@ def _channels_first(tensor: Tensor, channels: int, n_dim: int, source: str) -> T
             return tensor
         if last:
             return tensor.movedim(-1, 0)
+    hint = "; if it is flattened, give its grid with --grid" if tensor.ndim == 1 else ""
     raise ImportRefused(
-        f"{source}: shape {list(shape)} fits neither {channels} channels nor a {n_dim}-dimensional grid"
+        f"{source}: shape {list(shape)} fits neither {channels} channels nor a {n_dim}-dimensional grid{hint}"
     )

@@ -6,6 +6,7 @@ import os
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from neuralop.data.transforms.normalizers import UnitGaussianNormalizer
@@ -128,6 +129,22 @@ def test_the_eps_of_a_normaliser_is_a_setting(
     assert "compared with neuraloperator 2.0.0" in said
     with torch.inference_mode():
         assert relative_l2(load_model(repository / "model").module(x), expected) < 1e-5
+
+
+def test_a_flattened_normaliser_needs_its_grid(
+    tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    neuraloperator_pair(tmp_path)
+    torch.save({"a": torch.rand(72) + 1, "b": torch.randn(72)}, tmp_path / "x.pt")
+    given = [tmp_path / "model_state_dict.pt", "--input-normalizer", str(tmp_path / "x.pt")]
+    assert run(repository, *given) == 1
+    assert "give its grid with --grid" in capsys.readouterr().err
+    assert run(repository, *given, "--grid", "8,9") == 0
+    assert load_model(repository / "model").config.grid.training == (8, 9)
+    np.savez(tmp_path / "y.npz", mean=np.ones((8, 9, 2)), std=np.ones((8, 9, 2)))
+    other = ["--output-normalizer", str(tmp_path / "y.npz"), "--grid", "9,9", "--force"]
+    assert run(repository, given[0], *other) == 1
+    assert "--grid [9, 9] is not the grid of the normalisers, [8, 9]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("padding", ["1000000000", "-3"])

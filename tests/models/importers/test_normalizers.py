@@ -51,17 +51,21 @@ class GaussianNormalizer(UnitGaussianNormalizer):
 
 
 class RangeNormalizer:
-    """The original scripts' range normaliser: point by point, the smallest value to 0, the largest to 1."""
+    """The original scripts' range normaliser: point by point, the smallest value to 0, the largest to 1.
+
+    It flattens the fields.
+    """
 
     def __init__(self, x: torch.Tensor) -> None:
-        low, high = x.amin(0), x.amax(0)
-        self.a, self.b = 1 / (high - low), -low / (high - low)
+        low, high = x.amin(0).view(-1), x.amax(0).view(-1)
+        self.a = 1 / (high - low)
+        self.b = -self.a * high + 1
 
     def encode(self, x: torch.Tensor) -> torch.Tensor:
-        return self.a * x + self.b
+        return (self.a * x.reshape(len(x), -1) + self.b).view(x.shape)
 
     def decode(self, x: torch.Tensor) -> torch.Tensor:
-        return (x - self.b) / self.a
+        return ((x.reshape(len(x), -1) - self.b) / self.a).view(x.shape)
 
 
 def samples(channels: int) -> torch.Tensor:
@@ -76,7 +80,7 @@ def assert_physical(
     decode: Callable[[torch.Tensor], torch.Tensor],
 ) -> FNO:
     """The network with `sides` equals decode(network(encode(x))), fields channels last in both."""
-    scaling = normalizing(sides, ARCH)
+    scaling = normalizing(sides, ARCH, GRID)
     network = FNO(ARCH)
     ours = FNO(ARCH, scaling.per_channel or scaling.fields)
     ours.load_state_dict({**network.state_dict(), **scaling.tensors})
@@ -98,6 +102,25 @@ def test_normalisers_of_the_scripts(kind, legacy: bool, tmp_path: Path) -> None:
     assert ours.input_mean.shape == ((2,) if kind is GaussianNormalizer else (2, *GRID))
     with pytest.raises(ImportRefused, match="does not say whether it is for input or output"):
         read_normalizer(tmp_path / "x.pt")
+
+
+def test_flattened_normalisers_of_another_grid_are_refused(tmp_path: Path) -> None:
+    torch.save(RangeNormalizer(samples(2)), tmp_path / "x.pt")
+    sides = read_normalizer(tmp_path / "x.pt", only="input")
+    for grid in (None, (90,)):
+        with pytest.raises(ImportRefused, match="a 2-dimensional grid; if it is flattened, give"):
+            normalizing(sides, ARCH, grid)
+    says = r"it has 180 values, but the grid \[10, 10\] with 2 channels has 200; give the grid"
+    with pytest.raises(ImportRefused, match=says):
+        normalizing(sides, ARCH, (10, 10))
+
+
+def test_a_leading_axis_tells_channels_first_from_channels_last() -> None:
+    mean = torch.randn(2, 5, 2).double()
+    with pytest.raises(ImportRefused, match="save it with a leading axis of 1"):
+        normalizing({"input": Scaling(mean, torch.ones_like(mean), "x")}, ARCH)
+    read = normalizing({"input": Scaling(mean[None], torch.ones_like(mean[None]), "x")}, ARCH)
+    assert torch.equal(read.tensors["input_mean"], mean)
 
 
 @pytest.mark.parametrize("how", ["processor", "state dict"])
