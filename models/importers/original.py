@@ -105,7 +105,7 @@ def activations_in(module: Stub) -> dict[str, str]:
     found = {}
     for path, part in submodules(module).items():
         if part.cls.module == "torch.nn.modules.activation":
-            found[path] = activation_of(part, path)
+            found[path] = _described(part, part.cls.name)
         for name, value in part.attributes.items():
             where = f"{path}.{name}".removeprefix(".")
             if _is_activation(value):
@@ -113,8 +113,16 @@ def activations_in(module: Stub) -> dict[str, str]:
             elif isinstance(value, Stub) and value.cls.qualified == "functools.partial":
                 function, *_ = value.attributes.get("__state__") or (None,)
                 if _is_activation(function):
-                    found[where] = activation_of(value, where)
+                    found[where] = _described(value, function.name)
     return found
+
+
+def _described(value: Stub, name: str) -> str:
+    """Our name of an activation with arguments, or one that is refused, if no setting replaces it."""
+    try:
+        return activation_of(value, "activation")
+    except ImportRefused:
+        return f"{name}(..)"
 
 
 def _is_activation(value: Any) -> TypeGuard[Named]:

@@ -234,12 +234,20 @@ def test_activations_inside_and_outside_of_mlps_are_told_apart(
         convert(replace(checkpoint, activations=held), Options())
 
 
-def test_an_unsupported_activation_function_is_refused_unless_a_setting_replaces_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("activation", "says"),
+    [
+        (torch.sigmoid, "sigmoid"),
+        (torch.nn.Softplus(beta=3), r"Softplus\(\.\.\)"),
+        (partial(F.softplus, beta=3), r"softplus\(\.\.\)"),
+    ],
+)
+def test_an_unsupported_activation_is_refused_unless_a_setting_replaces_it(
+    activation: Any, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, _ = drawn("B", 2, {"activation": torch.sigmoid})
+    model, _ = drawn("B", 2, {"activation": activation})
     checkpoint = read_checkpoint(saved_script(model, tmp_path, monkeypatch))
-    with pytest.raises(ImportRefused, match="activation=sigmoid is not supported"):
+    with pytest.raises(ImportRefused, match=f"activation={says} is not supported"):
         convert(checkpoint, Options())
     assert convert(checkpoint, Options({"activation": "relu"})).architecture.activation == "relu"
 
