@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from turbofno.models.core.config import ACTIVATION_NAMES, Activation
+from turbofno.models.importers.allowed_names import is_allowed
 from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.safe_pickle import Named, Stub
 
@@ -41,6 +42,12 @@ def activation_of(value: Any, argument: str) -> Activation:
     """
     if isinstance(value, Stub) and value.cls.qualified == "functools.partial":
         return _of_partial(value, argument)
+    named = value.cls if isinstance(value, Stub) else value
+    if isinstance(named, Named) and not is_allowed(named.module, named.name):
+        raise ImportRefused(
+            f"{argument}={named.qualified} is not supported, and nothing of it was run. If it computes the same as a "
+            f"supported activation, name that one, such as --set {argument}=silu; {_supported()}"
+        )
     if isinstance(value, Stub):
         return _of_name(value.cls.name, value.attributes, argument)
     if isinstance(value, Named):

@@ -1,7 +1,7 @@
 """The list of names that a checkpoint may contain: those that torch and numpy write, and the FNO libraries' classes.
 
 Listed names are not imported or called either. A file with any other name is refused as a whole, and the error
-names it.
+names it, except that the activation of a neuraloperator network may have a name that is not listed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _EXACT: dict[str, set[str]] = {
     },
     "torch._C._nn": {"gelu", "silu", "leaky_relu", "elu", "softplus"},
     "torch._C": {"_VariableFunctionsClass"},
-    "torch._VariableFunctions": {"tanh", "sin", "relu", "selu", "sigmoid"},
+    "torch._VariableFunctions": {"tanh", "sin", "cos", "erf", "relu", "celu", "selu", "sigmoid"},
     "collections": {"OrderedDict", "defaultdict"},
     "copyreg": {"_reconstructor"},
     "copy_reg": {"_reconstructor"},
@@ -77,3 +77,13 @@ def is_allowed(module: str, name: str) -> bool:
     if root in sys.stdlib_module_names and root != "__main__":
         return False
     return root not in ("torch", "numpy", "nt") and name in _SCRIPT_CLASSES
+
+
+def may_name_activation(module: str, name: str) -> bool:
+    """True if `module`.`name` may be an activation that is not listed: of the user's own code, or a rare one of torch.
+
+    A name of Python itself is none.
+    """
+    plain = name.isidentifier() and module.replace(".", "_").isidentifier()
+    root = module.partition(".")[0]
+    return plain and (root == "__main__" or root not in (*sys.stdlib_module_names, "nt"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -54,15 +55,16 @@ def run(arguments: argparse.Namespace, repository: Path) -> int:
             "choose another --name or move the folder"
         )
     settings = _settings(arguments.settings)
+    eps = _eps(settings.pop("eps", None), arguments)
     checkpoint = read_checkpoint(
         arguments.path, None if arguments.format == "auto" else arguments.format
     )
     imported = _single(convert(checkpoint, Options(dict(settings))))
     # First: the sizes in the file can be trusted only once the tensors match them.
     module = _module(imported.architecture, imported.state)
-    scaling = _scaling(arguments, imported.architecture)
+    scaling = _scaling(arguments, imported, eps)
     config = _config(arguments, imported, scaling)
-    _print(_report(checkpoint, imported, config, scaling.lines if scaling else ()))
+    _print(_report(checkpoint, imported, config, scaling))
     try:
         parity = check_parity(checkpoint, imported, module, settings)
     except RuntimeError as error:
@@ -189,6 +191,10 @@ def _grid(
     boundary, extent = "periodic" if periodic else "nodes", (1.0,) * n
     if scaling is not None and scaling.fields is not None:
         fixed = scaling.fields.grid
+        if given not in (None, fixed):
+            raise ImportRefused(
+                f"--grid {list(given)} is not the grid of the normalisers, {list(fixed)}: leave --grid out"
+            )
         return GridSpec.model_validate(
             {"training": fixed, "minimum": fixed, "maximum": fixed, "extent": extent, "boundary": boundary}
         )  # fmt: skip
@@ -225,23 +231,42 @@ def _smallest(arch: FNOArchitecture) -> tuple[int, ...]:
     )
 
 
-def _scaling(arguments: argparse.Namespace, arch: FNOArchitecture) -> Normalizing | None:
+def _eps(given: str | None, arguments: argparse.Namespace) -> float | None:
+    """The setting `eps`, which belongs to the normalisers."""
+    if given is None:
+        return None
+    if not (arguments.normalizer or arguments.input_normalizer or arguments.output_normalizer):
+        raise ImportRefused("--set eps is added to the std of a normaliser: give --normalizer FILE")
+    try:
+        eps = float(given)
+    except ValueError:
+        eps = -1.0
+    if not 0 <= eps < math.inf:
+        raise ImportRefused(f"--set eps expects a number like 1e-5, not {given!r}")
+    return eps
+
+
+def _scaling(
+    arguments: argparse.Namespace, imported: Imported, eps: float | None
+) -> Normalizing | None:
     sides: dict[Side, Scaling] = {}
     if arguments.normalizer is not None:
-        sides.update(read_normalizer(arguments.normalizer))
+        sides.update(read_normalizer(arguments.normalizer, eps=eps))
     both: tuple[Side, ...] = ("input", "output")
     for side in both:
         file: Path | None = getattr(arguments, f"{side}_normalizer")
         mean, std = getattr(arguments, f"{side}_mean"), getattr(arguments, f"{side}_std")
         if file is not None:
-            sides.update(read_normalizer(file, only=side))
+            sides.update(read_normalizer(file, side, eps))
         if mean is not None or std is not None:
             sides[side] = constant(mean or (0.0,), std or (1.0,), f"--{side}-mean, --{side}-std")
-    return normalizing(sides, arch) if sides else None
+    if not sides:
+        return None
+    return normalizing(sides, imported.architecture, arguments.grid or imported.training_grid)
 
 
 def _report(
-    checkpoint: Checkpoint, imported: Imported, config: ModelConfig, scaling: tuple[str, ...]
+    checkpoint: Checkpoint, imported: Imported, config: ModelConfig, scaling: Normalizing | None
 ) -> list[str]:
     arch = imported.architecture
     parameters = sum(t.numel() * (2 if t.is_complex() else 1) for t in imported.state.values())
@@ -251,15 +276,16 @@ def _report(
         kind = "mean and standard deviation of each channel"
     if config.field_normalization is not None:
         kind = f"mean and standard deviation of each point of the grid {list(config.field_normalization.grid)}"
+    assumptions = (*imported.assumptions, *(scaling.assumptions if scaling else ()))
     return [
         f"{checkpoint.path}",
         f"  {imported.format} (file format {describe(checkpoint)})",
         f"  {parameters:,} parameters",
         *(f"  {key}: {value}" for key, value in shown.items()),
         f"  normaliser: {kind}",
-        *(f"    {line}" for line in scaling),
+        *(f"    {line}" for line in (scaling.lines if scaling else ())),
         "assumptions (--set KEY=VALUE changes those with a key):",
-        *(f"  - {line}" for line in (*imported.assumptions, *_about_grid(config, imported))),
+        *(f"  - {line}" for line in (*assumptions, *_about_grid(config, imported))),
         "comparison:",
     ]
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor
 
-from turbofno.models.core.config import Activation
 from turbofno.models.importers import neuraloperator, original, physicsnemo, the_well
 from turbofno.models.importers.archive import Archive, is_tar, is_zip
 from turbofno.models.importers.formats import Format
@@ -66,7 +65,7 @@ class Checkpoint:
     settings: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
     padding: int | None = None
-    activations: tuple[Activation, ...] = ()
+    activations: dict[str, str] = field(default_factory=dict)
     read_from: tuple[str, ...] = ()
 
 
@@ -225,7 +224,7 @@ def _read_torch(
     if inside:
         read_from.append(f"entry {inside}")
     padding: int | None = None
-    activations: tuple[Activation, ...] = ()
+    activations: dict[str, str] = {}
     if isinstance(content, Stub) and "_modules" in content.attributes:
         read_from.append(f"a pickled {content.cls.qualified}, read without running code")
         given = content.attributes.get("padding")

@@ -7,7 +7,9 @@ std in .npz, .json, .safetensors or a dict saved by torch.save.
 
 from __future__ import annotations
 
+import math
 import re
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,12 +29,14 @@ Side = Literal["input", "output"]
 
 _INPUT = {"input", "in_normalizer", "x_normalizer", "a_normalizer", "x", "a", "in"}
 _OUTPUT = {"output", "out_normalizer", "y_normalizer", "u_normalizer", "y", "u", "out"}
-_VALUES = ("mean", "std", "eps", "mask", "a", "b")
+_VALUES = ("mean", "std", "eps", "assumed_eps", "mask", "a", "b")
 # mean, x_mean, output_std; not neuraloperator's squared_mean
 _NAME = re.compile(rf"(?:({'|'.join(sorted(_INPUT | _OUTPUT))})_)?({'|'.join(_VALUES)})")
-# The eps that neuraloperator's classes and their state dicts add to std without storing it.
+# neuraloperator's default eps, which its classes add to std and their state dicts do not contain.
 _EPS = {"UnitGaussianNormalizer": 1e-7, "Normalizer": 1e-6}
 _STATE_DICT_EPS = 1e-7
+# Below it, an eps of 1e-5 changes std by more than a hundredth.
+_SMALL_STD = 1e-3
 _ONE = torch.ones(1)
 _MAX_DEPTH = 8
 _MAX_LEAVES = 10_000
@@ -40,11 +44,15 @@ _MAX_LEAVES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """Physical = normalised * std + mean; float64, shaped as in the file. `source` names it in messages."""
+    """Physical = normalised * std + mean; float64, shaped as in the file. `source` names it in messages.
+
+    `assumption` is a sentence about eps, if the file does not contain it.
+    """
 
     mean: Tensor
     std: Tensor
     source: str
+    assumption: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +63,18 @@ class Normalizing:
     fields: FieldNormalization | None
     tensors: dict[str, Tensor]
     lines: tuple[str, ...]
+    assumptions: tuple[str, ...]
 
 
-def read_normalizer(path: Path, only: Side | None = None) -> dict[Side, Scaling]:
+def read_normalizer(
+    path: Path, only: Side | None = None, eps: float | None = None
+) -> dict[Side, Scaling]:
     """The normalisers in a file, for input and output.
 
     Args:
         path: .pt/.pth/.pkl of torch.save, .npz, .json or .safetensors.
         only: read this side only; a normaliser without a name is taken for it.
+        eps: added to every std; None: the file's, or else the default of the class that wrote it.
 
     Raises:
         ImportRefused: no normaliser in the file, impossible values, an unsafe file.
@@ -82,7 +94,7 @@ def read_normalizer(path: Path, only: Side | None = None) -> dict[Side, Scaling]
         if only is not None and side != only:
             continue
         one = {name: value for (its, name), value in values.items() if its == owner}
-        found[side] = _scaling(one, f"{path}: {owner or side}")
+        found[side] = _scaling(one, f"{path}: {owner or side}", eps)
     if not found:
         raise ImportRefused(f"{path} holds no mean and std")
     return found
@@ -91,11 +103,18 @@ def read_normalizer(path: Path, only: Side | None = None) -> dict[Side, Scaling]
 def constant(mean: tuple[float, ...], std: tuple[float, ...], source: str) -> Scaling:
     """Mean and std of each channel, from the command line."""
     values = {"mean": torch.tensor(mean).double(), "std": torch.tensor(std).double()}
-    return _scaling(values, source)
+    return _scaling(values, source, eps=0.0)
 
 
-def normalizing(sides: Mapping[Side, Scaling], arch: FNOArchitecture) -> Normalizing:
+def normalizing(
+    sides: Mapping[Side, Scaling], arch: FNOArchitecture, grid: tuple[int, ...] | None = None
+) -> Normalizing:
     """The normalisation of both sides; a missing side is not scaled.
+
+    Args:
+        sides: the normalisers.
+        arch: the network.
+        grid: of normalisers that are flattened, as the original scripts' RangeNormalizer.
 
     Raises:
         ImportRefused: a shape that fits neither the channels nor a grid.
@@ -104,21 +123,25 @@ def normalizing(sides: Mapping[Side, Scaling], arch: FNOArchitecture) -> Normali
         f"{side}: {sides[side].source}" if side in sides else f"{side}: not scaled"
         for side in ("input", "output")
     )
+    assumptions = tuple(scaling.assumption for scaling in sides.values() if scaling.assumption)
     counts: dict[Side, int] = {"input": arch.in_channels, "output": arch.out_channels}
     shaped: dict[str, Tensor] = {}
     for side, channels in counts.items():
         given = sides.get(side) or constant((0.0,), (1.0,), side)
         for name, tensor in (("mean", given.mean), ("std", given.std)):
+            flat = tensor.ndim == 1 and tensor.numel() not in (1, channels)
+            if flat and grid is not None and len(grid) == arch.n_dim:
+                tensor = _unflattened(tensor, channels, grid, given.source)
             shaped[f"{side}_{name}"] = _channels_first(tensor, channels, arch.n_dim, given.source)
     grids = {tuple(tensor.shape[1:]) for tensor in shaped.values()} - {(1,) * arch.n_dim}
     if not grids:
         values = {name: tuple(tensor.flatten().tolist()) for name, tensor in shaped.items()}
-        return Normalizing(Normalization.model_validate(values), None, {}, lines)
+        return Normalizing(Normalization.model_validate(values), None, {}, lines, assumptions)
     if len(grids) > 1:
         raise ImportRefused(f"the normalisers have different grids: {sorted(grids)}")
     (grid,) = grids
     tensors = {name: t.expand(t.shape[0], *grid).contiguous() for name, t in shaped.items()}
-    return Normalizing(None, FieldNormalization(grid=grid), tensors, lines)
+    return Normalizing(None, FieldNormalization(grid=grid), tensors, lines, assumptions)
 
 
 def _read(path: Path) -> Any:
@@ -154,12 +177,15 @@ def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, Stub):
         inside = dict(value.attributes)
         if value.cls.name in _EPS:
-            inside.setdefault("eps", _EPS[value.cls.name])
+            inside["assumed_eps"] = _EPS[value.cls.name]
         for kind in ("_parameters", "_buffers", "_modules"):
             members = inside.pop(kind, None)
             inside.update(members if isinstance(members, dict) else {})
         yield from _leaves(inside, path, depth)
     elif isinstance(value, dict):
+        if isinstance(value, OrderedDict) and "std" in value:
+            # the state dict of neuraloperator's UnitGaussianNormalizer
+            value = {**value, "assumed_eps": _STATE_DICT_EPS}
         for name, item in value.items():
             if isinstance(name, str) and not name.startswith("_"):
                 yield from _leaves(item, f"{path}.{name}" if path else name, depth + 1)
@@ -167,25 +193,55 @@ def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _scaling(values: Mapping[str, Tensor], source: str) -> Scaling:
+def _scaling(values: Mapping[str, Tensor], source: str, eps: float | None) -> Scaling:
     if {"a", "b"} <= set(values):
         # RangeNormalizer: normalised = a * physical + b
         if (values["a"] == 0).any():
             raise ImportRefused(f"{source}: a range normaliser must not have a = 0")
         return Scaling(-values["b"] / values["a"], 1 / values["a"], f"{source} (range)")
     if not {"mean", "std"} <= set(values):
-        raise ImportRefused(f"{source} holds {', '.join(values)}, expected mean and std")
+        names = ", ".join(name for name in values if name != "assumed_eps")
+        raise ImportRefused(f"{source} holds {names}, expected mean and std")
     if "mask" in values:
         raise ImportRefused(f"{source} has a mask, which is not supported")
     if values.get("eps", _ONE).numel() != 1:
         raise ImportRefused(f"{source}: eps must be one number")
-    eps = float(values["eps"]) if "eps" in values else 0.0
-    if "eps" not in values and re.search(r"(in|out)_normalizer$", source):
-        eps = _STATE_DICT_EPS
+    assumption = ""
+    if eps is None and "eps" in values:
+        eps = float(values["eps"])
+    elif eps is None:
+        eps = float(values.get("assumed_eps", 0))
+        if re.search(r"(in|out)_normalizer$", source):
+            eps = _STATE_DICT_EPS
+        assumption = _about_eps(eps, values["std"], source)
     std = values["std"] + eps
     if (std <= 0).any():
         raise ImportRefused(f"{source}: std must be positive, the smallest is {float(std.min())}")
-    return Scaling(values["mean"], std, f"{source} (eps {eps:g} added to std)" if eps else source)
+    if eps and not assumption:
+        source = f"{source} (eps {eps:g} added to std)"
+    return Scaling(values["mean"], std, source, assumption)
+
+
+def _about_eps(eps: float, std: Tensor, source: str) -> str:
+    line = f"{source}: eps={eps:g} is added to std, as the file does not contain it (eps=..)"
+    smallest = float(std.min())
+    if smallest >= _SMALL_STD:
+        return line
+    return (
+        f"{line}. WARNING: std is as small as {smallest:.2g}, so the result depends on eps: the original scripts use "
+        "1e-5, neuraloperator 1e-7"
+    )
+
+
+def _unflattened(tensor: Tensor, channels: int, grid: tuple[int, ...], source: str) -> Tensor:
+    """A flattened [*grid, channels] as [1, channels, *grid]."""
+    expected = math.prod(grid) * channels
+    if tensor.numel() != expected:
+        raise ImportRefused(
+            f"{source}: it has {tensor.numel():,} values, but the grid {list(grid)} with {channels} channels has "
+            f"{expected:,}; give the grid that the normaliser was made on with --grid"
+        )
+    return tensor.reshape(*grid, channels).movedim(-1, 0)[None]
 
 
 def _channels_first(tensor: Tensor, channels: int, n_dim: int, source: str) -> Tensor:
@@ -194,7 +250,8 @@ def _channels_first(tensor: Tensor, channels: int, n_dim: int, source: str) -> T
     flat = (1,) * n_dim
     if tensor.numel() == 1:
         return tensor.reshape(1, *flat).expand(channels, *flat)
-    if tensor.ndim == n_dim + 2 and shape[0] == 1:
+    leading = tensor.ndim == n_dim + 2 and shape[0] == 1
+    if leading:
         tensor, shape = tensor[0], shape[1:]
     if tensor.numel() == channels and max(shape) == channels:
         return tensor.reshape(channels, *flat)
@@ -202,7 +259,7 @@ def _channels_first(tensor: Tensor, channels: int, n_dim: int, source: str) -> T
         return tensor[None]
     if tensor.ndim == n_dim + 1:
         first, last = shape[0] == channels, shape[-1] == channels
-        if first and last:
+        if first and last and not leading:
             raise ImportRefused(
                 f"{source}: shape {list(shape)} may have its {channels} channels first or last; save it with a "
                 "leading axis of 1 and the channels next"
@@ -211,6 +268,7 @@ def _channels_first(tensor: Tensor, channels: int, n_dim: int, source: str) -> T
             return tensor
         if last:
             return tensor.movedim(-1, 0)
+    hint = "; if it is flattened, give its grid with --grid" if tensor.ndim == 1 else ""
     raise ImportRefused(
-        f"{source}: shape {list(shape)} fits neither {channels} channels nor a {n_dim}-dimensional grid"
+        f"{source}: shape {list(shape)} fits neither {channels} channels nor a {n_dim}-dimensional grid{hint}"
     )

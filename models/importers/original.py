@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, TypeGuard
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ from turbofno.models.importers.layout import (
 )
 from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.result import Imported, Options
-from turbofno.models.importers.safe_pickle import Stub
+from turbofno.models.importers.safe_pickle import Named, Stub
 from turbofno.models.importers.torch_file import submodules
 
 Norm = Literal["none", "batch", "instance"]
@@ -59,13 +59,16 @@ _POSITIONS: dict[Grid, Positions] = {
     "none": "none",
 }
 _BATCH_NORM_EPS = 1e-5
+_FUNCTIONS = {name.lower() for name in torch.nn.modules.activation.__all__} | {"sin", "cos"}
+_IN_AN_MLP = re.compile(r"(.*\.)?(mlp\d+|q)\.")
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """The choices of a script that its state dict does not show.
 
-    `padding` is in points, one entry per axis. `coordinates` are the ends of each axis; None: 0 and 1.
+    `mlp_activation` is between the maps of the channel MLPs and of the projection; None: `activation`. `padding` is
+    in points, one entry per axis. `coordinates` are the ends of each axis; None: 0 and 1.
     """
 
     activation: Activation
@@ -75,6 +78,7 @@ class Recipe:
     grid_order: Literal["ij", "xy"] = "ij"
     grid_place: Literal["after", "before"] = "after"
     coordinates: tuple[tuple[float, float], ...] | None = None
+    mlp_activation: Activation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +100,35 @@ def recognises(keys: Collection[str]) -> bool:
     )
 
 
-def activations_in(module: Stub) -> tuple[Activation, ...]:
-    """The different activation modules in a pickled module; a pickle does not show activation functions."""
-    parts = submodules(module).values()
-    own = [part for part in parts if part.cls.module == "torch.nn.modules.activation"]
-    return tuple(dict.fromkeys(activation_of(part, "activation") for part in own))
+def activations_in(module: Stub) -> dict[str, str]:
+    """The activations that a pickled module holds, as modules or functions, by dotted path."""
+    found = {}
+    for path, part in submodules(module).items():
+        if part.cls.module == "torch.nn.modules.activation":
+            found[path] = _described(part, part.cls.name)
+        for name, value in part.attributes.items():
+            where = f"{path}.{name}".removeprefix(".")
+            if _is_activation(value):
+                found[where] = value.name
+            elif isinstance(value, Stub) and value.cls.qualified == "functools.partial":
+                function, *_ = value.attributes.get("__state__") or (None,)
+                if _is_activation(function):
+                    found[where] = _described(value, function.name)
+    return found
+
+
+def _described(value: Stub, name: str) -> str:
+    """Our name of an activation with arguments, or one that is refused, if no setting replaces it."""
+    try:
+        return activation_of(value, "activation")
+    except ImportRefused:
+        return f"{name}(..)"
+
+
+def _is_activation(value: Any) -> TypeGuard[Named]:
+    """True for a function of torch that has a module of the same name, unlike losses and the like."""
+    torchs = isinstance(value, Named) and value.module.startswith("torch.")
+    return torchs and value.name.lower().replace("_", "") in _FUNCTIONS
 
 
 def import_original(
@@ -109,7 +137,7 @@ def import_original(
     *,
     script: Script | None = None,
     padding: int | None = None,
-    activations: tuple[Activation, ...] = (),
+    activations: Mapping[str, str] | None = None,
 ) -> Imported:
     """Convert a network of the original scripts.
 
@@ -118,7 +146,7 @@ def import_original(
         options: overrides of the recipe.
         script: the script whose recipe applies; None: chosen by the shapes.
         padding: the attribute `padding` of a pickled module.
-        activations: the different activation modules of a pickled module.
+        activations: the activations that a pickled module holds, by dotted path.
 
     Raises:
         ImportRefused: keys or shapes of no such script, unknown settings.
@@ -131,13 +159,17 @@ def import_original(
     usual = _recipe(found, script)
     if padding is not None and any(usual.padding):
         usual = replace(usual, padding=tuple(padding if p else 0 for p in usual.padding))
-    if len(activations) > 1 and options.given.get("activation") is None:
-        raise ImportRefused(
-            f"the pickled network holds several activations, {', '.join(activations)}, and its file does not "
-            "show where each is used; only one is supported: choose it with --set activation=.."
-        )
-    if activations:
-        usual = replace(usual, activation=activations[0])
+    if found.generation == "C":
+        # its class MLP calls F.gelu, whatever the network's activation
+        usual = replace(usual, mlp_activation="gelu")
+    held = activations or {}
+    of_mlps = {path: name for path, name in held.items() if _IN_AN_MLP.match(path)}
+    others = {path: name for path, name in held.items() if path not in of_mlps}
+    usual = replace(
+        usual,
+        activation=_only(others, "activation", options) or usual.activation,
+        mlp_activation=_only(of_mlps, "mlp_activation", options) or usual.mlp_activation,
+    )
     recipe = _overridden(usual, found, options)
     layouts: tuple[Layout, ...] = ("in-out", "out-in")
     layout = options.choice("weight_layout", layouts, "in-out")
@@ -154,8 +186,21 @@ def import_original(
         format=name,
         architecture=arch,
         state=state,
-        assumptions=_assumptions(found, script, recipe, layout, dropped),
+        assumptions=_assumptions(found, script, recipe, layout, dropped, held),
     )
+
+
+def _only(held: Mapping[str, str], setting: str, options: Options) -> str | None:
+    """The activation that this part of a pickled network holds; None if there is none, or a setting decides."""
+    names = list(dict.fromkeys(held.values()))
+    if options.given.get(setting) is not None or not names:
+        return None
+    if len(names) > 1:
+        raise ImportRefused(
+            f"the pickled network holds several activations, {', '.join(names)}, and its file does not "
+            f"show where each is used; only one is supported: choose it with --set {setting}=.."
+        )
+    return names[0]
 
 
 def _find(tensors: Mapping[str, Tensor]) -> _Found:
@@ -239,8 +284,11 @@ def _overridden(recipe: Recipe, found: _Found, options: Options) -> Recipe:
     grids: tuple[Grid, ...] = ("endpoints", "periodic", "cell-centres", "none")
     orders: tuple[Literal["ij", "xy"], ...] = ("ij", "xy")
     places: tuple[Literal["after", "before"], ...] = ("after", "before")
+    activation = activation_of(options.text("activation") or recipe.activation, "activation")
+    of_mlps = options.text("mlp_activation") or recipe.mlp_activation or activation
     return Recipe(
-        activation=activation_of(options.text("activation") or recipe.activation, "activation"),
+        activation=activation,
+        mlp_activation=activation_of(of_mlps, "mlp_activation"),
         padding=padding,
         norm=options.choice("norm", norms, recipe.norm),
         grid=options.choice("grid", grids, recipe.grid),
@@ -342,9 +390,12 @@ def _architecture(state: dict[str, Tensor], found: _Found, recipe: Recipe) -> FN
     grid_channels = 0 if recipe.grid == "none" else n
     block: tuple[BlockStep, ...] = ()
     mlp = None
+    of_mlps = None if recipe.mlp_activation == recipe.activation else recipe.mlp_activation
     if found.generation == "C":
         mlp = ChannelMLP(
-            hidden_channels=state["blocks.0.mlp.linears.0.weight"].shape[0], skip="none"
+            hidden_channels=state["blocks.0.mlp.linears.0.weight"].shape[0],
+            skip="none",
+            activation=of_mlps,
         )
         block = ("spectral", "mlp", "skip", "activation")
         if recipe.norm == "instance":
@@ -359,6 +410,7 @@ def _architecture(state: dict[str, Tensor], found: _Found, recipe: Recipe) -> FN
         modes=tuple(spectral.shape[2:]),
         activation=recipe.activation,
         projection_channels=(state["projection.linears.0.weight"].shape[0],),
+        projection_activation=of_mlps,
         channel_mlp=mlp,
         norm="instance_norm" if recipe.norm == "instance" else "none",
         positional_grid=_POSITIONS[recipe.grid],
@@ -374,15 +426,18 @@ def _assumptions(
     recipe: Recipe,
     layout: Layout,
     dropped: list[str],
+    held: Mapping[str, str],
 ) -> tuple[str, ...]:
     norms = {
         "none": "there is no normalisation between the layers",
         "batch": "batch normalisation follows each layer; it is folded into the weights",
         "instance": "instance normalisation precedes and follows each spectral convolution",
     }
+    parts = "channel MLPs and projection" if found.generation == "C" else "projection"
     lines = [
         f"the network follows the script {script} (script=..)",
         f"its activation is {recipe.activation} (activation=..)",
+        f"the activation inside its {parts} is {recipe.mlp_activation} (mlp_activation=..)",
         f"zeros are padded after the last point of each axis: {list(recipe.padding)} points (padding=..)",
         f"{norms[recipe.norm]} (norm=..)",
         f"spectral weights are stored [{layout.replace('-', ', ')}, modes] (weight_layout=..)",
@@ -399,6 +454,13 @@ def _assumptions(
             f"coordinates are added by the server: {recipe.grid} of {list(ranges)}, order "
             f"{recipe.grid_order}, {recipe.grid_place} the data "
             "(grid=.., coordinates=.., grid_order=.., grid_place=..)"
+        )
+    if held:
+        shown = [f"{path}={name}" for path, name in held.items()]
+        more = ", .." if len(shown) > 5 else ""
+        lines.append(
+            f"the pickled network holds the activations {', '.join(shown[:5])}{more}; the file does not show where "
+            "they are used"
         )
     if dropped:
         lines.append(

@@ -2,7 +2,8 @@
 
 A pickle is a program. Its dangerous instructions look up a name (GLOBAL), or call or configure the result (REDUCE,
 NEWOBJ, BUILD, ..). Here a name becomes a `Named`, a pair of strings, if `models/importers/allowed_names.py` lists
-it; other names are refused. A call of a `Named` runs one of our builders, chosen by the exact name (tensors, dicts,
+it; other names are refused. One exception is neuraloperator's activation, which may have any name, so that the error
+can say which, and the user's setting replace it. A call of a `Named` runs one of our builders, chosen by the exact name (tensors, dicts,
 sets), or creates a `Stub` that records the arguments. No other call is possible.
 """
 
@@ -11,11 +12,12 @@ from __future__ import annotations
 import io
 import pickletools
 import reprlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from turbofno.models.importers.allowed_names import is_allowed
+from turbofno.models.importers.allowed_names import is_allowed, may_name_activation
 from turbofno.models.importers.refusal import ImportRefused
 
 # Instructions and copied items. A training state of ten thousand tensors has a third of the limit.
@@ -58,6 +60,10 @@ class Stub:
     def __repr__(self) -> str:
         # Objects may refer to each other, and printing them all may not end.
         return f"<{self.cls.qualified}>"
+
+
+# neuraloperator's constructor argument, which every state dict holds in its entry `_metadata`
+_ACTIVATION = "non_linearity"
 
 
 class _Mark:
@@ -261,11 +267,18 @@ class _Machine:
 
     def _do_global(self, argument: str) -> None:
         module, _, name = argument.partition(" ")
-        self._stack.append(_named(module, name))
+        self._push_name(module, name)
 
     def _do_stack_global(self, _: Any) -> None:
         name, module = self._stack.pop(), self._stack.pop()
-        self._stack.append(_named(module, name))
+        self._push_name(module, name)
+
+    def _push_name(self, module: Any, name: Any) -> None:
+        # The value of a dict's entry follows its key.
+        key = self._stack[-1] if self._stack else None
+        self._stack.append(
+            _named(module, name, is_activation=isinstance(key, str) and key == _ACTIVATION)
+        )
 
     def _do_reduce(self, _: Any) -> None:
         args, target = self._stack.pop(), self._stack.pop()
@@ -336,13 +349,15 @@ def _opcodes(stream: Source) -> Iterator[_Opcode]:
     return pickletools.genops(stream)  # type: ignore[arg-type]
 
 
-def _named(module: Any, name: Any) -> Named:
+def _named(module: Any, name: Any, *, is_activation: bool = False) -> Named:
     if not isinstance(module, str) or not isinstance(name, str):
         raise ImportRefused("the pickle is damaged: a name is not text")
-    if not is_allowed(module, name):
+    listed = is_allowed(module, name)
+    if not listed and not (is_activation and may_name_activation(module, name)):
         raise ImportRefused(
             f"the file refers to {module}.{name}, which is not on the list of names in FNO checkpoints; nothing was run. "
-            "If the file is your own, save the weights only: torch.save(model.state_dict(), path)"
+            "If the file is your own, save the tensors only: "
+            "torch.save({k: t for k, t in model.state_dict().items() if torch.is_tensor(t)}, path)"
         )
     return Named(module, name)
 
@@ -409,8 +424,8 @@ def _attributes(state: Any) -> dict[str, Any]:
     return {"__state__": state}
 
 
-def _ordered_dict(items: Any = ()) -> dict[Any, Any]:
-    return {_key(key): value for key, value in items}
+def _ordered_dict(items: Any = ()) -> OrderedDict[Any, Any]:
+    return OrderedDict((_key(key), value) for key, value in items)
 
 
 def _encode(text: str, encoding: str = "latin1") -> bytes:

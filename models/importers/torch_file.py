@@ -65,8 +65,8 @@ class _Lazy:
 def read_torch_file(source: Path | bytes, label: str = "") -> Any:
     """The content of a torch.save file: dicts, lists, tensors on the CPU, and `Named` and `Stub` for the rest.
 
-    `source` is a path or the file's bytes; `label` names it in error messages. An OrderedDict becomes a dict, a
-    Parameter a tensor, a module a stub (see `module_state`).
+    `source` is a path or the file's bytes; `label` names it in error messages. A Parameter becomes a tensor, a module
+    a stub (see `module_state`).
 
     Raises:
         ImportRefused: not a torch.save file, a damaged one, or one with a name that is not listed.

@@ -87,6 +87,13 @@ def grid_warnings(
     ]
     if not outside:
         return ()
+    if not config.evaluation:
+        return tuple(
+            f"the {what} grid {_joined(grid)} is not the training grid of model {config.name}, which is "
+            f"{_joined(training)} (an import assumes it, unless --grid gives it), and the model was not evaluated: its "
+            "error is unknown"
+            for what, grid in outside
+        )
     ends = dict.fromkeys(_joined(tuple(map(end, sizes))) for end in (min, max))
     return tuple(
         f"the {what} grid {_joined(grid)} is outside the range that model {config.name} was evaluated on "

@@ -110,14 +110,19 @@ def plain_pickles(marker: Path) -> dict[str, bytes]:
             + f"(dVpath\nV{marker}\nsb.".encode()
         ),
         "a function of a known library": f"cphysicsnemo.evil\ntouch\n(V{marker}\ntR.".encode(),
+        "an activation of the user's code that acts when made": (
+            f"(dVnon_linearity\ncevil_code\nMade\n(V{marker}\ntRs.".encode()
+        ),
+        "os.system as an activation": pickle.dumps({"non_linearity": touching(marker)}),
     }  # fmt: skip
 
 
 INERT = {
-    # Names of listed libraries are read as text, so these pickles are read, but are not checkpoints.
+    # Names of listed libraries and of activations are read as text, so these pickles are read, but are not checkpoints.
     "a class of a known library that acts when made",
     "a class of a known library that acts when restored",
     "a function of a known library",
+    "an activation of the user's code that acts when made",
 }
 
 

@@ -33,11 +33,12 @@ class Attack:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an importable fake of a library whose names checkpoints may contain."""
+    """A folder with importable fakes of a library whose names checkpoints may contain, and of a user's code."""
     root = tmp_path_factory.mktemp("library")
     (root / "physicsnemo").mkdir()
     (root / "physicsnemo" / "__init__.py").touch()
     (root / "physicsnemo" / "evil.py").write_text(payloads.EVIL_LIBRARY)
+    (root / "evil_code.py").write_text(payloads.EVIL_LIBRARY)
     return root
 
 
@@ -92,7 +93,7 @@ def test_no_payload_runs_in_the_importers(
                 attack.read(attack.file)
             assert len(str(refusal.value)) > 30, attack.name
         assert not attack.marker.exists(), attack.name
-        assert "physicsnemo" not in sys.modules, attack.name
+        assert not {"physicsnemo", "evil_code"} & set(sys.modules), attack.name
 
 
 def test_importers_and_service_call_no_unsafe_loader() -> None:

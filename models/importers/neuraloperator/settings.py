@@ -84,7 +84,7 @@ class Settings:
 
     def get(self, name: str) -> Any:
         """The user's value, else the file's, else the release's default, which is recorded as an assumption."""
-        given = self.options.text(name)
+        given = None if name.startswith("_") else self.options.text(name)
         if given is not None:
             self.metadata[name] = _value(given)
         if name in self.metadata:

@@ -6,8 +6,10 @@ import os
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from neuralop.data.transforms.normalizers import UnitGaussianNormalizer
 from neuralop.models import FNO as TheirFNO
 from neuralop.models import TFNO as TheirTFNO
 
@@ -104,6 +106,45 @@ def test_script_checkpoints_take_settings_and_are_reported_as_unproven(
     with torch.inference_mode():
         expected = network(((x - 7) / 3).movedim(1, -1)).movedim(-1, 1) * 2 + 1
         assert relative_l2(loaded.module(x), expected) < 1e-5
+
+
+def test_the_eps_of_a_normaliser_is_a_setting(
+    tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = neuraloperator_pair(tmp_path)
+    normalizer = UnitGaussianNormalizer(dim=[0, 2, 3], eps=1e-2)
+    normalizer.fit(0.1 * torch.randn(20, 1, 8, 8) + 5)
+    torch.save(normalizer.state_dict(), tmp_path / "x.pt")
+    given = [tmp_path / "model_state_dict.pt", "--input-normalizer", str(tmp_path / "x.pt")]
+    x = 5 + 0.1 * torch.randn(3, 1, 16, 16)
+    with torch.inference_mode():
+        expected = network(normalizer.transform(x))
+    assert run(repository, *given) == 0
+    assert "eps=1e-07 is added to std, as the file does not contain it" in capsys.readouterr().out
+    with torch.inference_mode():
+        assert relative_l2(load_model(repository / "model").module(x), expected) > 1e-3
+    assert run(repository, *given, "--set", "eps=1e-2", "--force") == 0
+    said = capsys.readouterr().out
+    assert "(eps 0.01 added to std)" in said
+    assert "compared with neuraloperator 2.0.0" in said
+    with torch.inference_mode():
+        assert relative_l2(load_model(repository / "model").module(x), expected) < 1e-5
+
+
+def test_a_flattened_normaliser_needs_its_grid(
+    tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    neuraloperator_pair(tmp_path)
+    torch.save({"a": torch.rand(72) + 1, "b": torch.randn(72)}, tmp_path / "x.pt")
+    given = [tmp_path / "model_state_dict.pt", "--input-normalizer", str(tmp_path / "x.pt")]
+    assert run(repository, *given) == 1
+    assert "give its grid with --grid" in capsys.readouterr().err
+    assert run(repository, *given, "--grid", "8,9") == 0
+    assert load_model(repository / "model").config.grid.training == (8, 9)
+    np.savez(tmp_path / "y.npz", mean=np.ones((8, 9, 2)), std=np.ones((8, 9, 2)))
+    other = ["--output-normalizer", str(tmp_path / "y.npz"), "--grid", "9,9", "--force"]
+    assert run(repository, given[0], *other) == 1
+    assert "--grid [9, 9] is not the grid of the normalisers, [8, 9]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("padding", ["1000000000", "-3"])
@@ -235,6 +276,11 @@ def test_unsupported_networks_are_named(
         (["--inputs", "a,b"], "--inputs names 2 channels, but the network has 1"),
         (["--grid", "64"], "--grid has 1 axes, but the network has 2"),
         (["--input-std", "0"], "std must be positive"),
+        (["--set", "eps=1e-5"], "give --normalizer FILE"),
+        (
+            ["--normalizer", "n.json", "--set", "eps=nan"],
+            "eps expects a number like 1e-5, not 'nan'",
+        ),
     ],
 )
 def test_wrong_options_are_named(

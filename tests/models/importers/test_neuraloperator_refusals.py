@@ -78,7 +78,8 @@ def test_unknown_arguments_and_settings_are_named() -> None:
     grouped = of(TheirFNO(**SMALL, norm="group_norm"))
     refuse(grouped, {"norm": "instance_norm"}, "instance norms with weights")
     refuse(tensors, {"args": ((4, 4), 1, 1, 4, 4, 2)}, "6 positional arguments")
-    refuse(tensors, None, "colour", colour="red")
+    refuse(tensors, None, "no setting colour; its settings are: [a-z]", colour="red")
+    refuse(tensors, None, "no setting _whole", _whole="true")
     refuse(tensors, None, "version", version="7")
     refuse(tensors, None, "have the layout", version="0.3.0")
 

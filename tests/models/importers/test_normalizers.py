@@ -51,17 +51,21 @@ class GaussianNormalizer(UnitGaussianNormalizer):
 
 
 class RangeNormalizer:
-    """The original scripts' range normaliser: point by point, the smallest value to 0, the largest to 1."""
+    """The original scripts' range normaliser: point by point, the smallest value to 0, the largest to 1.
+
+    It flattens the fields.
+    """
 
     def __init__(self, x: torch.Tensor) -> None:
-        low, high = x.amin(0), x.amax(0)
-        self.a, self.b = 1 / (high - low), -low / (high - low)
+        low, high = x.amin(0).view(-1), x.amax(0).view(-1)
+        self.a = 1 / (high - low)
+        self.b = -self.a * high + 1
 
     def encode(self, x: torch.Tensor) -> torch.Tensor:
-        return self.a * x + self.b
+        return (self.a * x.reshape(len(x), -1) + self.b).view(x.shape)
 
     def decode(self, x: torch.Tensor) -> torch.Tensor:
-        return (x - self.b) / self.a
+        return ((x.reshape(len(x), -1) - self.b) / self.a).view(x.shape)
 
 
 def samples(channels: int) -> torch.Tensor:
@@ -76,7 +80,7 @@ def assert_physical(
     decode: Callable[[torch.Tensor], torch.Tensor],
 ) -> FNO:
     """The network with `sides` equals decode(network(encode(x))), fields channels last in both."""
-    scaling = normalizing(sides, ARCH)
+    scaling = normalizing(sides, ARCH, GRID)
     network = FNO(ARCH)
     ours = FNO(ARCH, scaling.per_channel or scaling.fields)
     ours.load_state_dict({**network.state_dict(), **scaling.tensors})
@@ -100,6 +104,25 @@ def test_normalisers_of_the_scripts(kind, legacy: bool, tmp_path: Path) -> None:
         read_normalizer(tmp_path / "x.pt")
 
 
+def test_flattened_normalisers_of_another_grid_are_refused(tmp_path: Path) -> None:
+    torch.save(RangeNormalizer(samples(2)), tmp_path / "x.pt")
+    sides = read_normalizer(tmp_path / "x.pt", only="input")
+    for grid in (None, (90,)):
+        with pytest.raises(ImportRefused, match="a 2-dimensional grid; if it is flattened, give"):
+            normalizing(sides, ARCH, grid)
+    says = r"it has 180 values, but the grid \[10, 10\] with 2 channels has 200; give the grid"
+    with pytest.raises(ImportRefused, match=says):
+        normalizing(sides, ARCH, (10, 10))
+
+
+def test_a_leading_axis_tells_channels_first_from_channels_last() -> None:
+    mean = torch.randn(2, 5, 2).double()
+    with pytest.raises(ImportRefused, match="save it with a leading axis of 1"):
+        normalizing({"input": Scaling(mean, torch.ones_like(mean), "x")}, ARCH)
+    read = normalizing({"input": Scaling(mean[None], torch.ones_like(mean[None]), "x")}, ARCH)
+    assert torch.equal(read.tensors["input_mean"], mean)
+
+
 @pytest.mark.parametrize("how", ["processor", "state dict"])
 @pytest.mark.parametrize("dims", [[0, 2, 3], [0]], ids=["per channel", "per point"])
 def test_data_processors_of_neuraloperator(how: str, dims: list[int], tmp_path: Path) -> None:
@@ -115,6 +138,45 @@ def test_data_processors_of_neuraloperator(how: str, dims: list[int], tmp_path: 
     )
 
 
+def fitted(channels: int, eps: float) -> TheirNormalizer:
+    """A normaliser of fields in SI units, whose std is about as small as neuraloperator's eps."""
+    normalizer = TheirNormalizer(dim=[0, 2, 3], eps=eps)
+    normalizer.fit(2e-7 * samples(channels).movedim(-1, 1))
+    return normalizer
+
+
+@pytest.mark.parametrize("how", ["apart", "processor"])
+@pytest.mark.parametrize("eps", [1e-7, 1e-5])
+def test_eps_of_a_state_dict_is_an_assumption(how: str, eps: float, tmp_path: Path) -> None:
+    pair = fitted(2, eps), fitted(1, eps)
+    given = None if eps == 1e-7 else eps
+    if how == "processor":
+        torch.save(DefaultDataProcessor(*pair).state_dict(), tmp_path / "p.pt")
+        sides = read_normalizer(tmp_path / "p.pt", eps=given)
+    else:
+        for side, normalizer in zip(("x", "y"), pair, strict=True):
+            torch.save(normalizer.state_dict(), tmp_path / f"{side}.pt")
+        sides = read_normalizer(tmp_path / "x.pt", "input", given)
+        sides |= read_normalizer(tmp_path / "y.pt", "output", given)
+    for side, normalizer in zip(("input", "output"), pair, strict=True):
+        exact = normalizer.std.double() + eps
+        assert relative_l2(sides[side].std, exact) < 1e-12
+    read = normalizing(sides, ARCH)
+    if given is None:
+        for line in read.assumptions:
+            assert "eps=1e-07 is added to std, as the file does not contain it (eps=..)" in line
+            assert "WARNING: std is as small as" in line
+    assert len(read.assumptions) == (2 if given is None else 0)
+    assert ("eps 1e-05 added" in read.lines[0]) == (given is not None)
+
+
+def test_an_eps_in_the_file_is_no_assumption(tmp_path: Path) -> None:
+    torch.save(fitted(2, 1e-2), tmp_path / "x.pt")
+    read = normalizing(read_normalizer(tmp_path / "x.pt", "input"), ARCH)
+    assert read.assumptions == ()
+    assert "(eps 0.01 added to std)" in read.lines[0]
+
+
 def test_plain_numbers_in_every_file_format(tmp_path: Path) -> None:
     mean, std = np.array([1.5, -2.0]), np.array([0.5, 3.0])
     np.savez(tmp_path / "n.npz", x_mean=mean, x_std=std, y_mean=7.0, y_std=0.1)
@@ -124,6 +186,8 @@ def test_plain_numbers_in_every_file_format(tmp_path: Path) -> None:
                tmp_path / "n.pt")  # fmt: skip
     for name in ("n.npz", "n.json", "n.pt"):
         sides = read_normalizer(tmp_path / name)
+        for line in normalizing(sides, ARCH).assumptions:
+            assert line.endswith("eps=0 is added to std, as the file does not contain it (eps=..)")
         assert_physical(
             sides,
             lambda x: (x - torch.tensor(mean).float()) / torch.tensor(std).float(),

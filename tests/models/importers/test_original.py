@@ -6,14 +6,17 @@ import importlib
 import math
 import random
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from tests.models.importers.comparison import assert_equal_functions
-from tests.models.importers.original_scripts import Script
+from tests.models.importers.original_scripts import MLP, Script
 from turbofno.models.core.fno import to_precision
 from turbofno.models.importers.detect import convert, read_checkpoint
 from turbofno.models.importers.original import import_original, recognises
@@ -160,6 +163,91 @@ def test_activation_modules_in_a_pickled_module_are_used(
     torch.save(model, tmp_path / "model.pt")
     checkpoint = read_checkpoint(tmp_path / "model.pt")
     with pytest.raises(ImportRefused, match=r"several activations, leaky_relu\(0.2\), tanh"):
+        convert(checkpoint, Options())
+    assert convert(checkpoint, Options({"activation": "relu"})).architecture.activation == "relu"
+
+
+def saved_script(
+    model: Script, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str = "FNO2d"
+) -> Path:
+    """`model` pickled as a class of the user's script."""
+    (folder / "my_script.py").write_text(
+        f"from {Script.__module__} import Script\n\nclass {name}(Script):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setattr(model, "__class__", getattr(importlib.import_module("my_script"), name))
+    torch.save(model, folder / "model.pt")
+    del sys.modules["my_script"]
+    return folder / "model.pt"
+
+
+@pytest.mark.parametrize(
+    ("activation", "ours"),
+    [
+        (torch.nn.Tanh(), "tanh"),
+        (F.relu, "relu"),
+        (torch.tanh, "tanh"),
+        (partial(F.leaky_relu, negative_slope=0.2), "leaky_relu(0.2)"),
+    ],
+)
+def test_mlps_of_2022_keep_gelu_with_another_activation_around_them(
+    activation: Any, ours: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, size = drawn("C", 2, {"padding": (9, 9), "activation": activation})
+    model.loss = F.mse_loss
+    imported = convert(read_checkpoint(saved_script(model, tmp_path, monkeypatch)), Options())
+    for line in (
+        f"its activation is {ours} (activation=..)",
+        "the activation inside its channel MLPs and projection is gelu (mlp_activation=..)",
+        f"the pickled network holds the activations activation={ours}; the file does not show where they are used",
+    ):
+        assert line in imported.assumptions
+    assert_parity(imported, model, size)
+
+
+def test_the_activation_of_mlps_is_a_setting() -> None:
+    model, size = drawn("C", 1, {"activation": F.relu})
+    for part in model.modules():
+        if type(part) is MLP:
+            part.forward = lambda x, part=part: part.mlp2(torch.tanh(part.mlp1(x)))
+    state = model.state_dict()
+    said = {"activation": "relu", "mlp_activation": "tanh"}
+    assert_parity(import_original(state, Options(said)), model, size)
+    assert import_original(state, Options()).architecture.projection_activation is None
+    b = drawn("B", 1, {})[0].state_dict()
+    arch = import_original(b, Options(said)).architecture
+    assert (arch.activation, arch.projection_activation) == ("relu", "tanh")
+
+
+def test_activations_inside_and_outside_of_mlps_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = drawn("C", 2, {"activation": torch.nn.SiLU()})
+    for part in model.modules():
+        if type(part) is MLP:
+            part.act = torch.nn.Tanh()
+    checkpoint = read_checkpoint(saved_script(model, tmp_path, monkeypatch))
+    arch = convert(checkpoint, Options()).architecture
+    assert (arch.activation, arch.projection_activation) == ("silu", "tanh")
+    held = {**checkpoint.activations, "q.other": "relu"}
+    with pytest.raises(ImportRefused, match=r"several.*tanh, relu.*--set mlp_activation="):
+        convert(replace(checkpoint, activations=held), Options())
+
+
+@pytest.mark.parametrize(
+    ("activation", "says"),
+    [
+        (torch.sigmoid, "sigmoid"),
+        (torch.nn.Softplus(beta=3), r"Softplus\(\.\.\)"),
+        (partial(F.softplus, beta=3), r"softplus\(\.\.\)"),
+    ],
+)
+def test_an_unsupported_activation_is_refused_unless_a_setting_replaces_it(
+    activation: Any, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = drawn("B", 2, {"activation": activation})
+    checkpoint = read_checkpoint(saved_script(model, tmp_path, monkeypatch))
+    with pytest.raises(ImportRefused, match=f"activation={says} is not supported"):
         convert(checkpoint, Options())
     assert convert(checkpoint, Options({"activation": "relu"})).architecture.activation == "relu"
 

@@ -125,6 +125,63 @@ def test_an_activation_module_that_all_parts_share(module: torch.nn.Module, tmp_
     same_answers(spread(TheirFNO(**PLAIN, non_linearity=module)), tmp_path)
 
 
+def my_silu(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(x)
+
+
+class MySiLU(torch.nn.Module):
+    """An activation module of the user's own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return my_silu(x)
+
+
+@pytest.mark.parametrize("own", [my_silu, MySiLU()], ids=["function", "module"])
+@pytest.mark.parametrize("what", ["state dict", "whole", "pair"])
+def test_an_activation_of_the_users_own_is_replaced_by_a_setting(
+    own: Any, what: str, tmp_path: Path
+) -> None:
+    theirs = spread(TheirFNO(**PLAIN, non_linearity=own))
+    path = tmp_path / "model_state_dict.pt"
+    torch.save(theirs if what == "whole" else theirs.state_dict(), path)
+    if what == "pair":
+        theirs.save_checkpoint(tmp_path, "model")
+    checkpoint = read_checkpoint(path)
+    name = r"non_linearity=tests\.\S*\.(my_silu|MySiLU) is not supported"
+    with pytest.raises(ImportRefused, match=rf"{name}.*--set non_linearity=silu; supported are"):
+        imported_exactly(checkpoint.tensors, checkpoint.settings)
+    imported = imported_exactly(checkpoint.tensors, checkpoint.settings, non_linearity="silu")
+    assert_parity(imported, FIELDS, outputs(theirs, FIELDS))
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """Has the name of another function."""
+    return torch.sin(x)
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        (torch.nn.functional.logsigmoid, r"non_linearity=torch\._C\._nn\.log_sigmoid is not"),
+        (torch.erf, "non_linearity=erf is not"),
+        (gelu, r"non_linearity=tests\.\S*\.gelu is not"),
+    ],
+)
+def test_other_activations_are_named(other: Any, says: str, tmp_path: Path) -> None:
+    with pytest.raises(ImportRefused, match=rf"{says} supported.*supported are none, relu"):
+        pickled(TheirFNO(**PLAIN, non_linearity=other).state_dict(), tmp_path)
+
+
+def test_the_advice_about_other_names_holds(tmp_path: Path) -> None:
+    theirs = spread(TheirFNO(**PLAIN))
+    theirs.remark = gelu
+    with pytest.raises(ImportRefused, match="save the tensors only") as refusal:
+        pickled(theirs, tmp_path)
+    advice = str(refusal.value).partition("torch.save(")[2].removesuffix(", path)")
+    imported = pickled(eval(advice, {"torch": torch, "model": theirs}), tmp_path)
+    assert_parity(imported, FIELDS, outputs(theirs, FIELDS))
+
+
 def test_positional_arguments_and_another_grid(tmp_path: Path) -> None:
     grid = GridEmbeddingND(in_channels=2, dim=2, grid_boundaries=[[-1, 1], [0.5, 3]])
     theirs = spread(TheirFNO((8, 8), 2, 1, 4, positional_embedding=grid))

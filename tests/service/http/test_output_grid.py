@@ -204,6 +204,11 @@ def test_unevaluated_grids_warn_in_every_form_and_are_counted() -> None:
 
 def test_grid_warnings_compare_training_and_evaluated_grids_axis_by_axis() -> None:
     config = tiny_config(n_dim=2)
+    (text,) = grid_warnings(config, (20, 20), None)
+    assert "evaluated on" not in text
+    assert "is not the training grid of model tiny-1d, which is 16x16 (an import assumes it" in text
+    assert "the model was not evaluated: its error is unknown" in text
+    assert ";" not in text
     metric = {"name": "one call", "value": 0.1, "n_samples": 1}
     # The last grid has no effect.
     evaluation = [metric | {"grid": grid} for grid in ((32, 24), (99,))]
