@@ -77,8 +77,7 @@ def residual_on(
     if isinstance(declared, BurgersResidual):
         return partial(residuals.burgers, nu=declared.nu, time=declared.time)
     if isinstance(declared, DarcyResidual):
-        square = grid[0] == grid[1] >= residuals.DARCY_LEAST
-        return partial(residuals.darcy, source=declared.source) if square else None
-    if min(grid) < residuals.NAVIER_STOKES_LEAST:
-        return None
-    return partial(residuals.navier_stokes, nu=declared.nu, time=declared.time)
+        few = min(grid) < residuals.DARCY_LEAST
+        return None if few else partial(residuals.darcy, source=declared.source)
+    few = min(grid) < residuals.NAVIER_STOKES_LEAST
+    return None if few else partial(residuals.navier_stokes, nu=declared.nu, time=declared.time)
