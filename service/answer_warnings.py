@@ -20,6 +20,7 @@ _MEANING = {
     INPUT_DISTANCE: "model {model} was not trained on such inputs",
     RESIDUAL: "the relative error of the prediction is about that large",
 }
+_NO_RESIDUAL = "no residual on this grid: the prediction was not compared with its PDE"
 
 
 class AnswerWarning(NamedTuple):
@@ -61,10 +62,15 @@ class AnswerWarnings:
         return (*self.of_grids, *found) if found else self.of_grids
 
     def of_trust(self, trust: Trust) -> list[AnswerWarning]:
-        """A warning for each signal above the model's threshold; none without thresholds."""
+        """A warning for each signal above the model's threshold; none without thresholds.
+
+        A residual that is absent beside the other signal warns too.
+        """
         found = []
         for signal, limit, above, end in self._limits:
             values = trust.get(signal, ())
+            if signal == RESIDUAL and INPUT_DISTANCE in trust and not values:
+                found.append(AnswerWarning(RESIDUAL, _NO_RESIDUAL))
             # NaN is above every limit.
             beyond = [value for value in values if not value <= limit]
             if not beyond:

@@ -22,7 +22,13 @@ from turbofno.models.core.statistics import (
     InputDistribution,
     Thresholds,
 )
-from turbofno.models.trust.features import distance, features, linear_features
+from turbofno.models.trust.features import (
+    distance,
+    features,
+    linear_features,
+    resolved_features,
+    with_finer_octaves,
+)
 from turbofno.models.trust.signals import Signals
 from turbofno.models.zoo import TRAINED
 from turbofno.models.zoo.problems import CALIBRATION_SEED, PROBLEMS, TRAINING_SEED, problem_named
@@ -56,12 +62,14 @@ _EDGE = 0.99
 def distribution_of(fields: Tensor, std: Tensor) -> InputDistribution:
     """Feature statistics of training inputs [n, channels, *grid]; `std` [channels] are the channels' deviations."""
     found = torch.cat([features(some, std) for some in fields.split(_AT_ONCE)]).double()
-    mean, deviation = found.mean(0), found.std(0)
+    resolved = resolved_features(tuple(fields.shape[2:]))
+    mean, deviation = found[..., :resolved].mean(0), found[..., :resolved].std(0)
     linear = linear_features(fields.ndim - 2)
     least = _LEAST_LINEAR_DEVIATION * std.double().unsqueeze(-1)
     deviation[:, :linear] = deviation[:, :linear].maximum(least)
     deviation[:, linear:].clamp_(min=_LEAST_LOG_DEVIATION)
-    edge = distance(found, mean, deviation).quantile(_EDGE).item()
+    apart = distance(found, *with_finer_octaves(mean, deviation), resolved)
+    edge = apart.quantile(_EDGE).item()
     return InputDistribution(
         n_fields=len(fields),
         edge=_rounded(edge),

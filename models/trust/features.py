@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d
 
 from turbofno.models.trust.tables import cached_table
 from turbofno_ops.fft import transforms_for
 
 FLOOR = 1e-4
 """Added to every energy, as a share of the channel's training variance, so that its logarithm is bounded below."""
-_MOST_POINTS = {1: 16384, 2: 128, 3: 32}
-"""Largest transform along an axis, by dimension; finer grids are subsampled."""
+_MOST_POINTS = {1: 16384, 2: 1024, 3: 128}
+"""Largest transform along an axis, by dimension; finer fields are averaged over blocks of points."""
+_AVERAGES: dict[int, Callable[..., Tensor]] = {
+    1: adaptive_avg_pool1d,
+    2: adaptive_avg_pool2d,
+    3: adaptive_avg_pool3d,
+}
+_DAMPED = 0.01
+"""Share of their energy that long waves may lose by this averaging, and by blocks of unequal size."""
+_MOST_OCTAVES = 16
+"""More than any of these transforms has."""
 
 
 def linear_features(n_dim: int) -> int:
@@ -27,37 +38,69 @@ def octaves(grid: tuple[int, ...]) -> int:
     return max(0, (min(grid) // 2).bit_length() - 1)
 
 
+def resolved_features(grid: tuple[int, ...]) -> int:
+    """Number of features that the grid shows in full: all but the octaves that not every axis resolves.
+
+    If fields on the grid are averaged over blocks, it is one octave less: averaging damps its waves.
+    """
+    transformed = _transformed(grid)
+    full = octaves(transformed) - (transformed != grid)
+    return linear_features(len(grid)) + 1 + max(0, full)
+
+
 def features(field: Tensor, scale: Tensor) -> Tensor:
     """Features [n, channels, count] of fields [n, channels, *grid]; `scale` [channels] is each channel's deviation.
 
-    The linear ones come first, then the logarithms of the variance and of its part in each octave of max |k_i|.
+    The linear ones come first, then the logarithms of the variance and of its part in each octave of max |k_i|, up to
+    the largest on the grid. Every point counts: energy that averaging over blocks removes is in the last octave.
     """
-    field = _subsampled(field)
     axes = tuple(range(2, field.ndim))
+    whole, grid = field, tuple(field.shape[2:])
+    if (transformed := _transformed(grid)) != grid:
+        field = _AVERAGES[len(grid)](field, transformed)
     coefficients = transforms_for(field, in_graph=True).rfftn(field, dim=axes, norm="forward")
     spectrum = torch.view_as_real(coefficients).flatten(2)
     linear, last, others = _tables(tuple(field.shape[2:]), field.dtype, field.device)
     # first along the last axis, so that the product has many rows: few long ones leave a GPU idle
     sums = spectrum.square().unflatten(2, (len(others) // 2, -1)) @ last
     energies = (sums.view(*sums.shape[:2], *others.shape) * others).sum(2)
+    if field is not whole:
+        left = (1 + _DAMPED) * energies[..., 0]
+        removed = (whole.var(axes, correction=0) - left).clamp_min_(0)
+        energies[..., 0] += removed
+        energies[..., -1] += removed
     energies += (FLOOR * scale.square()).unsqueeze(-1)
     return torch.cat([spectrum[..., linear], energies.log_()], dim=-1)
 
 
-def distance(found: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
-    """Root mean square [n] of (features - mean) / deviation, over the features that both have."""
-    count = min(found.shape[-1], mean.shape[-1])
-    apart = (found[..., :count] - mean[..., :count]) / deviation[..., :count]
-    return torch.linalg.vector_norm(apart, dim=(1, 2)) / math.sqrt(apart[0].numel())
+def with_finer_octaves(mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of features [channels, known] with the octaves that follow; see `distance`.
+
+    Expected there is the energy of the last known octave, or, where energy rises with the wavenumber as in white noise,
+    that of a rise which goes on.
+    """
+    rise = (mean[..., -1:] - mean[..., -2:-1]).clamp_min(0)
+    steps = torch.arange(1, _MOST_OCTAVES + 1, dtype=mean.dtype, device=mean.device)
+    last = deviation[..., -1:].expand(*deviation.shape[:-1], _MOST_OCTAVES)
+    return torch.cat([mean, mean[..., -1:] + rise * steps], -1), torch.cat([deviation, last], -1)
 
 
-def _subsampled(field: Tensor) -> Tensor:
-    most = _MOST_POINTS[field.ndim - 2]
-    for axis in range(2, field.ndim):
-        stride = math.ceil(field.shape[axis] / most)
-        if stride > 1:
-            field = field[(slice(None),) * axis + (slice(None, None, stride),)]
-    return field
+def distance(found: Tensor, mean: Tensor, deviation: Tensor, resolved: int) -> Tensor:
+    """Root mean square [n] of (features - mean) / deviation over the first `resolved`; see `with_finer_octaves`.
+
+    These are the features that both grids show in full, that of `found` and that of the training data. Of the octaves
+    after them, energy above the mean is added: there must not be more than in the last known octave.
+    """
+    count = found.shape[-1]
+    apart = (found - mean[..., :count]) / deviation[..., :count]
+    apart[..., resolved:].clamp_(min=0)
+    return torch.linalg.vector_norm(apart, dim=(1, 2)) / math.sqrt(apart.shape[1] * resolved)
+
+
+def _transformed(grid: tuple[int, ...]) -> tuple[int, ...]:
+    """The grid of the transform: the same, or that of averages over blocks."""
+    most = _MOST_POINTS[len(grid)]
+    return tuple(math.ceil(size / math.ceil(size / most)) for size in grid)
 
 
 @cached_table(64)
@@ -84,7 +127,7 @@ def _tables(
         on_others = torch.maximum(on_others[:, None], k).flatten()
     on_others = on_others[:, None]
     # the variance, then the octaves
-    low = torch.tensor([1.0, *(2.0**octave for octave in range(octaves(grid)))])
+    low = torch.tensor([1.0, *(2.0**octave for octave in range((max(grid) // 2).bit_length()))])
     high = torch.cat([torch.tensor([math.inf]), 2 * low[1:]])
     of_last = torch.cat([(on_last >= low) & (on_last < high), on_last < low], dim=1) * counts
     within = on_others < high

@@ -56,19 +56,19 @@ def _first_modes(u: Tensor, count: int) -> Tensor:
 
 
 def darcy(a: Tensor, u: Tensor, *, source: float) -> Tensor:
-    """Scaled residual [n] of -div(a grad u) = source, u = 0 on the boundary; a and u are [n, points, points].
+    """Scaled residual [n] of -div(a grad u) = source, u = 0 around the unit square; a and u are [n, *grid], at nodes.
 
     The residual is projected on the 16 x 16 smoothest sines, since the discontinuities of a dominate the others;
     then multiplied by the inverse Laplacian and divided by the mean of a and the norm of u.
     """
-    n = a.shape[-1]
-    sines, differences, ones, inverse = _darcy_tables(n - 2, a.dtype, a.device)
+    points_x, points_y = a.shape[1:]
+    x, y, ones, inverse = _darcy_tables(points_x - 2, points_y - 2, a.dtype, a.device)
     inside = torch.nn.functional.pad(u[:, 1:-1, 1:-1], (1, 1, 1, 1))
     # Twice the fluxes through the faces. Summed by parts, the divergence is taken of the sines.
     flux_x = (inside[:, 1:, 1:-1] - inside[:, :-1, 1:-1]).mul_(a[:, 1:, 1:-1] + a[:, :-1, 1:-1])
     flux_y = (inside[:, 1:-1, 1:] - inside[:, 1:-1, :-1]).mul_(a[:, 1:-1, 1:] + a[:, 1:-1, :-1])
-    applied = differences.mT @ (flux_x @ sines) + sines.mT @ (flux_y @ differences)
-    projected = inverse * (source / (n - 1) ** 2 * ones - applied / 2)
+    applied = x.fluxes.mT @ (flux_x @ y.sines) + x.sines.mT @ (flux_y @ y.fluxes)
+    projected = inverse * (source / ((points_x - 1) * (points_y - 1)) * ones - applied / 2)
     estimate = projected.flatten(1).norm(dim=1) / a.mean((1, 2)).abs()
     return _ratio(estimate, u.flatten(1).norm(dim=1))
 
@@ -163,23 +163,35 @@ def _burgers_tables(
     return ik.to(device), antiderivative.to(device), heat.to(device)
 
 
+class _DarcyAxis(NamedTuple):
+    """Orthonormal sines along an axis [interior, modes], and the weights of fluxes through faces [interior + 1, modes].
+
+    The weights are the sines' differences times the spacing of the other axis over that of this one.
+    """
+
+    sines: Tensor
+    fluxes: Tensor
+
+
 @cached_table(16)
 def _darcy_tables(
-    interior: int, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Orthonormal sines [interior, modes], and their differences across faces [interior + 1, modes].
-
-    Then, for each pair of modes, the coefficient of a field of ones, and 1 / (eigenvalue of h^2 (-Laplacian)).
-    """
-    k = torch.arange(1, min(_DARCY_MODES, interior) + 1, dtype=torch.float64)
-    places = torch.arange(interior + 2, dtype=torch.float64)
-    angles = math.pi * torch.outer(places, k) / (interior + 1)
-    axis = 2 - 2 * torch.cos(math.pi * k / (interior + 1))
-    sines = math.sqrt(2 / (interior + 1)) * torch.sin(angles)
-    sums = sines.sum(0)
-    tables = sines[1:-1], sines.diff(dim=0), torch.outer(sums, sums), 1 / (axis[:, None] + axis)
-    inside, differences, ones, inverse = (table.to(device, dtype) for table in tables)
-    return inside, differences, ones, inverse
+    interior_x: int, interior_y: int, dtype: torch.dtype, device: torch.device
+) -> tuple[_DarcyAxis, _DarcyAxis, Tensor, Tensor]:
+    """Both axes; then, for each pair of modes, the coefficient of a field of ones and 1 / (eigenvalue of -hx hy Laplacian)."""
+    axes, sums, eigenvalues = [], [], []
+    for interior, other in ((interior_x, interior_y), (interior_y, interior_x)):
+        k = torch.arange(1, min(_DARCY_MODES, interior) + 1, dtype=torch.float64)
+        places = torch.arange(interior + 2, dtype=torch.float64)
+        angles = math.pi * torch.outer(places, k) / (interior + 1)
+        sines = math.sqrt(2 / (interior + 1)) * torch.sin(angles)
+        ratio = (interior + 1) / (other + 1)
+        fluxes = ratio * sines.diff(dim=0)
+        axes.append(_DarcyAxis(sines[1:-1].to(device, dtype), fluxes.to(device, dtype)))
+        sums.append(sines.sum(0))
+        eigenvalues.append(ratio * (2 - 2 * torch.cos(math.pi * k / (interior + 1))))
+    ones, inverse = torch.outer(*sums), 1 / (eigenvalues[0][:, None] + eigenvalues[1])
+    x, y = axes
+    return x, y, ones.to(device, dtype), inverse.to(device, dtype)
 
 
 @cached_table(16)

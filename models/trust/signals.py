@@ -11,7 +11,12 @@ from torch import Tensor
 from turbofno.models.core.config import BurgersResidual, DarcyResidual
 from turbofno.models.core.statistics import INPUT_DISTANCE, RESIDUAL
 from turbofno.models.trust import residuals
-from turbofno.models.trust.features import distance, features
+from turbofno.models.trust.features import (
+    distance,
+    features,
+    resolved_features,
+    with_finer_octaves,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +36,8 @@ class Signals:
         self._distribution = None if statistics is None else statistics.distribution
         if statistics is not None and self._distribution is not None:
             known = self._distribution.inputs
-            self._scale, self._mean, self._deviation = (
+            self._known = len(known[0].mean)
+            self._scale, mean, deviation = (
                 torch.tensor(values, device=device)
                 for values in (
                     [channel.std for channel in statistics.inputs],
@@ -39,6 +45,7 @@ class Signals:
                     [channel.std for channel in known],
                 )
             )
+            self._mean, self._deviation = with_finer_octaves(mean, deviation)
         self._declared = None if pde is None else pde.residual
 
     def __call__(self, inputs: Tensor, outputs: Tensor) -> dict[str, Tensor]:
@@ -54,13 +61,15 @@ class Signals:
         return _bounded(found)
 
     def of_inputs(self, inputs: Tensor) -> dict[str, Tensor]:
-        """Signals that need no outputs, and few points of the inputs: input_distance."""
+        """Signals that need no outputs: input_distance."""
         return _bounded(self._input_distance(inputs))
 
     def _input_distance(self, inputs: Tensor) -> dict[str, Tensor]:
         if self._distribution is None:
             return {}
-        apart = distance(features(inputs, self._scale), self._mean, self._deviation)
+        resolved = min(self._known, resolved_features(tuple(inputs.shape[2:])))
+        found = features(inputs, self._scale)
+        apart = distance(found, self._mean, self._deviation, resolved)
         return {INPUT_DISTANCE: apart / self._distribution.edge}
 
 
@@ -77,8 +86,7 @@ def residual_on(
     if isinstance(declared, BurgersResidual):
         return partial(residuals.burgers, nu=declared.nu, time=declared.time)
     if isinstance(declared, DarcyResidual):
-        square = grid[0] == grid[1] >= residuals.DARCY_LEAST
-        return partial(residuals.darcy, source=declared.source) if square else None
-    if min(grid) < residuals.NAVIER_STOKES_LEAST:
-        return None
-    return partial(residuals.navier_stokes, nu=declared.nu, time=declared.time)
+        few = min(grid) < residuals.DARCY_LEAST
+        return None if few else partial(residuals.darcy, source=declared.source)
+    few = min(grid) < residuals.NAVIER_STOKES_LEAST
+    return None if few else partial(residuals.navier_stokes, nu=declared.nu, time=declared.time)

@@ -39,8 +39,8 @@ LARGE = 1 / 16
 class SlabModel:
     """Implements turbofno.service.runtime.slabs.SlabModel.
 
-    Its trust signals are those of inputs, computed on the host: they take few points of a field. A residual would take
-    the transform of the whole field.
+    Its trust signals are those of inputs, computed on the host: they read a field once, and transform averages over
+    blocks of it. A residual would take the transform of the whole field.
     """
 
     def __init__(

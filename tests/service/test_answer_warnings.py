@@ -55,6 +55,14 @@ def test_a_signal_that_is_no_number_warns(flow: ModelConfig) -> None:
     assert one.text.startswith("residual nan of field 1 is above")
 
 
+def test_a_residual_that_is_absent_beside_the_distance_warns(flow: ModelConfig) -> None:
+    (one,) = AnswerWarnings(flow, (64, 64)).of_prediction({"input_distance": (0.5, 0.6)})
+    assert one.reason == "residual"
+    assert one.text.startswith("no residual on this grid: ")
+    nagumo = read_config(TRAINED / "nagumo-3d" / "config.json")
+    assert AnswerWarnings(nagumo, (21, 21, 21)).of_trust({"input_distance": (0.5,)}) == []
+
+
 def test_without_thresholds_or_signals_there_are_no_warnings(flow: ModelConfig) -> None:
     assert AnswerWarnings(flow, (64, 64)).of_prediction({}) == ()
     assert AnswerWarnings(tiny_config(), (16,)).of_trust({"residual": (1e6,)}) == []

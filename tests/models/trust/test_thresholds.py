@@ -11,9 +11,12 @@ from pydantic import ValidationError
 from tests.service.tiny import tiny_config
 from turbofno.models.core.checkpoint import load_model
 from turbofno.models.core.config import ModelConfig, read_config
+from turbofno.models.core.regrid import at_points
 from turbofno.models.core.statistics import GridThresholds, Thresholds
 from turbofno.models.trust.calibrate import sampled, signals_of
+from turbofno.models.trust.signals import Signals
 from turbofno.models.zoo import TRAINED
+from turbofno.models.zoo.pde import navier_stokes
 from turbofno.models.zoo.problems import HELD_OUT_SEED, problem_named
 
 NAMES = ["burgers-1d", "darcy-2d", "navier-stokes-2d", "nagumo-3d"]
@@ -83,6 +86,46 @@ def test_held_out_fields_of_the_zoo_seldom_warn(name: str) -> None:
     for signal, limit in model.config.statistics.thresholds.on(problem.grid.training).items():
         # With a rate of 1 in 1000, two of 64 fields exceed it by chance in 1 of 500 draws.
         assert (found[signal] > limit).sum() <= 1, (signal, limit)
+
+
+def beyond(name: str, fields: torch.Tensor) -> list[bool]:
+    """For each of the fields [n, *grid], whether its distance is above the threshold of the zoo model's grid."""
+    config = read_config(TRAINED / name / "config.json")
+    assert config.statistics is not None
+    assert config.statistics.thresholds is not None
+    limit = config.statistics.thresholds.on(tuple(fields.shape[1:]))["input_distance"]
+    return (Signals(config).of_inputs(fields.unsqueeze(1))["input_distance"] > limit).tolist()
+
+
+@pytest.mark.parametrize("change", ["rows", "others"])
+def test_points_that_a_coarser_grid_leaves_out_count_on_darcy(change: str) -> None:
+    fine = problem_named("darcy").sample(range(4), seed=HELD_OUT_SEED, n=421)
+    for fields in (fine[:, ::3, ::3], fine[:, ::2, ::5], fine):
+        assert not any(beyond("darcy-2d", fields))
+        changed = fields.clone()
+        if change == "rows":
+            changed[:, 1::2] *= 100
+        else:
+            changed = torch.full_like(fields, 7.5)
+            changed[:, ::2, ::2] = fields[:, ::2, ::2]
+        assert all(beyond("darcy-2d", changed))
+
+
+@pytest.mark.parametrize("n", [31, 41, 61])
+def test_points_that_a_coarser_grid_leaves_out_count_on_nagumo(n: int) -> None:
+    fields = problem_named("nagumo").sample(range(4), seed=HELD_OUT_SEED, n=n)
+    changed = 0.5 * fields
+    changed[:, ::2, ::2, ::2] = fields[:, ::2, ::2, ::2]
+    assert beyond("nagumo-3d", torch.cat([fields, changed])) == [False] * 4 + [True] * 4
+
+
+@pytest.mark.parametrize(("n", "wave"), [(64, 32), (128, 40), (128, 64), (256, 100)])
+def test_waves_that_the_training_grid_does_not_resolve_count_on_flows(n: int, wave: int) -> None:
+    start = navier_stokes.sample_inputs(range(3), seed=HELD_OUT_SEED, n=64)
+    flows = navier_stokes.solve(start, times=[2.0]).float()
+    fields = torch.from_numpy(at_points(flows.numpy(), (n, n), "periodic"))[:, 0]
+    rough = fields + 0.1 * torch.cos(2 * math.pi * wave * torch.arange(n) / n)
+    assert beyond("navier-stokes-2d", torch.cat([fields, rough])) == [False] * 3 + [True] * 3
 
 
 @pytest.mark.parametrize("waves", [2, 3])
