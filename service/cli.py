@@ -392,7 +392,11 @@ def _read_array(path: Path) -> NDArray[np.floating[Any]]:
         ) from None
     if array.dtype.kind not in "fiub":
         raise _UsageError(f"{path} has dtype {array.dtype}: expected real numbers, such as float32")
-    return array if array.dtype.kind == "f" else array.astype(np.float32)
+    # numpy's longdouble, too: the client converts it.
+    with np.errstate(over="ignore"):
+        return (
+            array if array.dtype.name in ("float16", "float32", "float64") else array.astype("f4")
+        )
 
 
 def _require_matplotlib(option: str) -> None:

@@ -131,7 +131,10 @@ def verify(
     began = time.perf_counter()
     _log(f"solving {arguments.n} fresh samples, seed {seed}")
     device = str(model.device)
-    frames = held_out_frames(problem, arguments.n, n=grid, device=device, seed=seed)
+    try:
+        frames = held_out_frames(problem, arguments.n, n=grid, device=device, seed=seed)
+    except ValueError as error:
+        raise ValueError(f"--grid {grid}: {error}") from None
     _log(f"solved in {time.perf_counter() - began:.0f} s; comparing")
     findings = []
     for task in tasks_of(problem, frames, seed=seed):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from turbofno.service.codec.fields import (
+    INPUT,
     OUTPUT,
     Array,
     Form,
@@ -16,7 +17,7 @@ from turbofno.service.codec.fields import (
     fields_from_arrays,
     laid_out,
 )
-from turbofno.service.errors import InvalidField
+from turbofno.service.errors import InvalidField, NotDifferentiable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,13 +52,27 @@ def vjp_from_arrays(
 
     Raises:
         InvalidField: names, shapes, dtypes or values that the model cannot take.
+        NotDifferentiable: the layers of the model change the resolution.
         PayloadTooLarge: too many fields for one request.
     """
     dotted = f"{COTANGENT}."
-    given = {n: array for n, array in arrays.items() if n == COTANGENT or n.startswith(dotted)}
+    # An input channel may have such a name, too.
+    inputs = {INPUT} if INPUT in arrays else {channel.name for channel in config.inputs}
+    given = {
+        name: array
+        for name, array in arrays.items()
+        if (name == COTANGENT or name.startswith(dotted)) and name not in inputs
+    }
     others = {name: array for name, array in arrays.items() if name not in given}
     fields, form = fields_from_arrays(others, config, max_fields=max_fields)
-    grid = fields.shape[2:]
+    grid = answered = fields.shape[2:]
+    for scales in config.architecture.resolution_scaling:
+        answered = tuple(round(n * scale) for n, scale in zip(answered, scales, strict=True))
+    if answered != grid:
+        raise NotDifferentiable(
+            f"model {config.name!r} has no gradient: its output has the grid {list(answered)} for an input on "
+            f"{list(grid)}; :predict works"
+        )
     leading = fields.shape[:1] if form.batched else ()
     by_channel = COTANGENT not in given
     whole = {COTANGENT: (*form.leading(len(fields), len(config.outputs)), *grid)}

@@ -62,6 +62,8 @@ class Edge(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._limits = self.app_context.settings
         self._header_bytes = 0
+        self._behind = False
+        """True if the newest header began behind another request's bytes, so that `_header_bytes` counts less than it."""
         self._timers: dict[Callable[..., object], asyncio.TimerHandle] = {}
         """By the function that they call."""
         self._idle_since = 0.0
@@ -141,22 +143,23 @@ class Edge(HttpToolsProtocol):
             if not self._unanswered and not self._header_bytes:
                 self._start_idle_time()
         if self._header_bytes > self._limits.max_header_bytes:
-            self._refuse(
-                431,
-                "header_too_large",
-                f"the request header (or trailer) is over {self._limits.max_header_bytes} bytes "
-                f"({env_name('max_header_bytes')})",
-            )
+            self._refuse_header()
 
     def on_message_begin(self) -> None:
         # uvicorn's makes an ASGI scope, which an exchange does not need.
         self.url = b""
         self.headers = []
+        self._behind = not self._header_bytes
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        most = self._limits.max_header_bytes
+        # Only then can the header be too large: the bytes read with it are more, or unknown.
+        if (self._behind or self._header_bytes > most) and self._header_size() > most:
+            self._refuse_header()
+            raise httptools.HttpParserError("the rest is not parsed")
         if self.parser.should_upgrade():
             # The parser stops here, expecting another protocol; `_feed` goes on.
             return
@@ -261,6 +264,11 @@ class Edge(HttpToolsProtocol):
                 return False
             else:
                 return True
+
+    def _header_size(self) -> int:
+        """Bytes of the parsed request line and header. Spaces before values, beyond one each, are not known any more."""
+        line = b"%b %b HTTP/1.1\r\n" % (self.parser.get_method(), self.url)
+        return len(line) + sum([len(name) + len(value) + 4 for name, value in self.headers]) + 2
 
     def _expect_head(self) -> None:
         """Have the next bytes parsed as a request's head."""
@@ -404,6 +412,14 @@ class Edge(HttpToolsProtocol):
         """Resume reading, unless pipelined requests wait."""
         if len(self._unanswered) <= MOST_PIPELINED:
             self.flow.resume_reading()
+
+    def _refuse_header(self) -> None:
+        self._refuse(
+            431,
+            "header_too_large",
+            f"the request header (or trailer) is over {self._limits.max_header_bytes} bytes "
+            f"({env_name('max_header_bytes')})",
+        )
 
     def _refuse(self, status: int, reason: str, message: str, header: str = "") -> None:
         """Send an error for a request that could not be read, and close; only close if other replies are due before it."""

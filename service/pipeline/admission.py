@@ -84,7 +84,7 @@ class Admitted:
     def hold(self, size: int) -> None:
         """Set the total to `size` bytes. Raises QueueFull if they do not fit now, PayloadTooLarge if they never do."""
         if size > self._held and self._admission is not None:
-            self._admission.check_bytes(self._counted, self._model, size - self._held)
+            self._admission.check_bytes(self._counted, self._model, size, held=self._held)
         self.hold_answer(size)
 
     def fits_easily(self, size: int) -> bool:
@@ -247,19 +247,22 @@ class Admission:
         if self._requests:
             await self._idle.wait()
 
-    def check_bytes(self, counted: Sequence[_Bytes], model: str, size: int) -> None:
-        """Raise QueueFull if so many more bytes do not fit now, PayloadTooLarge if they never do."""
+    def check_bytes(
+        self, counted: Sequence[_Bytes], model: str, size: int, *, held: int = 0
+    ) -> None:
+        """Raise QueueFull if a request of `size` bytes, `held` of them counted, does not fit now, PayloadTooLarge if never."""
+        more = size - held
         for one in counted:
-            if one.held + size <= one.limit:
+            if one.held + more <= one.limit:
                 continue
             setting = f" ({env_name(one.setting)})" if one.setting else ""
             whose = "the" if one is self._bytes else "its"
             message = (
-                f"{one.whose} hold {one.held} bytes and have no room for {size} more: "
+                f"{one.whose} hold {one.held} bytes and have no room for {more} more: "
                 f"{whose} limit is {one.limit}{setting}."
             )
             error = self._capacity.queue_full(one.reason, model, message)
-            if size > one.limit and one.reason == "model_bytes":
+            if size > one.limit:
                 raise PayloadTooLarge(f"{message} Send fewer fields in a request.")
             raise error
 

@@ -27,12 +27,17 @@ def real(values: ArrayLike, what: str = "fields") -> Fields:
     Raises BadInput for anything else.
     """
     tensor: Any = values
+    if np.ma.is_masked(tensor):
+        raise BadInput(
+            f"{what} must be an array without masked values, which would be sent as what the mask hides: give them a "
+            "value with .filled(value)"
+        )
     if hasattr(tensor, "detach") and not tensor.is_complex():
         # numpy cannot convert torch tensors that require gradients, are on a GPU, or hold bfloat16.
         tensor = tensor.detach().float().cpu()
     try:
         array = np.asarray(tensor)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise BadInput(f"{what} must be an array of real numbers: {error}") from None
     if array.dtype.name == "bfloat16":
         array = array.astype(np.float32)

@@ -33,17 +33,37 @@ def torch_function(
     Returns:
         A function of a real tensor [n, channels, *grid], [channels, *grid] or, for one channel, [*grid], in the model's
         physical units. It returns the output of `predict`, computed in float32, in the dtype and on the device of the
-        input. It sends one request, and one more in the backward pass; it raises the errors of `predict` and `vjp`.
+        input. It sends one request, and one more in the backward pass; it raises the errors of `predict` and `vjp`, and
+        NotImplementedError if its gradient is differentiated (Hessians, gradient penalties) or in forward mode.
 
     Raises:
         ImportError: torch is not installed.
     """
     import torch
-    from torch.autograd.function import once_differentiable
 
     options: VjpOptions = {"version": version, "deadline": deadline, "priority": priority}
 
-    class Served(torch.autograd.Function):
+    class Refusing(torch.autograd.Function):
+        """Its derivatives are refused. Detached results would count as constants: any derivative of them would be 0."""
+
+        @staticmethod
+        def backward(ctx: Any, *grad_outputs: Any) -> Any:
+            raise NotImplementedError(
+                f"model {model!r} has first derivatives in reverse mode only (backward, vjp, jacobian): its gradient cannot "
+                "be differentiated, as jvp, hvp, hessian and gradient penalties do; take differences of gradients, "
+                "(gradient(x + h * v) - gradient(x - h * v)) / (2 * h)"
+            )
+
+        jvp = backward
+
+    class Gradient(Refusing):
+        @staticmethod
+        def forward(_: Any, x: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
+            return torch.from_numpy(client.vjp(model, x, cotangent, **options)).to(x)
+
+    gradient: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = Gradient.apply
+
+    class Served(Refusing):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
             ctx.save_for_backward(x)
@@ -51,10 +71,9 @@ def torch_function(
             return torch.from_numpy(client.predict(model, x, **options)).to(x.device, dtype)
 
         @staticmethod
-        @once_differentiable
-        def backward(ctx: Any, cotangent: torch.Tensor) -> torch.Tensor:
+        def backward(ctx: Any, *grad_outputs: torch.Tensor) -> torch.Tensor:
             (x,) = ctx.saved_tensors
-            return torch.from_numpy(client.vjp(model, x, cotangent, **options)).to(x)
+            return gradient(x, *grad_outputs)
 
     return Served.apply
 

@@ -13,6 +13,7 @@ from typing import Any, Generic, Literal, TypedDict, Unpack, overload
 from urllib.parse import quote
 
 import httpx
+import numpy as np
 from numpy.typing import ArrayLike
 
 from ._answers import AnswerT, Gradient, Prediction, about, trust
@@ -150,6 +151,10 @@ class Calls(Exchange):
         """
         params: dict[str, int | str] = {"priority": priority} if priority else {}
         if output_grid is not None:
+            if not np.iterable(output_grid):
+                raise BadInput(
+                    f"output_grid must have the points on each axis of the output, such as (64, 64), got {output_grid!r}"
+                )
             params["output_grid"] = ",".join(map(str, output_grid))
         media_type, content = encode(fields)
         response = yield from self._exchange(

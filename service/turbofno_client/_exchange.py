@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Generator, Mapping
@@ -9,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import httpx
 
-from ._errors import DeadlineExceeded, error_of
+from ._errors import BadInput, DeadlineExceeded, error_of
 
 T = TypeVar("T")
 Outcome: TypeAlias = httpx.Response | httpx.RequestError | None
@@ -42,6 +43,8 @@ class Exchange:
         params: Mapping[str, float | str] | None = None,
     ) -> Steps[httpx.Response]:
         """The response with status 200. Raises TurboFNOError for any other outcome."""
+        if deadline is not None and math.isnan(deadline):
+            raise BadInput("deadline must be a number of seconds, got nan")
         allowed = self._timeout if deadline is None else min(deadline, self._timeout)
         give_up = time.monotonic() + allowed
         pause = _FIRST_PAUSE

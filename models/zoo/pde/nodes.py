@@ -14,9 +14,11 @@ def subsample(field: Tensor, n: int, *, dimensions: int) -> Tensor:
     check_at_least(n, 2, "n")
     m = field.shape[-1]
     if (m - 1) % (n - 1) != 0:
+        nested = [count for count in range(2, m + 1) if (m - 1) % (count - 1) == 0]
+        nearest = min(nested, key=lambda count: abs(count - n))
         raise ValueError(
-            f"cannot take {n} of {m} nodes; expected n - 1 to divide {m - 1}; "
-            "pass another n or solve on another grid"
+            f"cannot take {n} of {m} nodes per axis; expected a number that is 1 more than a divisor of {m - 1}; the "
+            f"nearest is {nearest}"
         )
     stride = (m - 1) // (n - 1)
     for axis in range(-dimensions, 0):

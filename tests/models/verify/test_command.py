@@ -153,7 +153,10 @@ def test_what_cannot_be_verified_is_refused_with_the_way_out(
     assert "there is no model poisson" in refused("poisson", "--repository", str(TRAINED))
     assert "is not the folder of a checkpoint" in refused(str(tmp_path / "nothing"))
     assert "supports 32 to 16384 points" in refused("burgers-1d", "--grid", "31")
-    assert "cannot take 100 of 1024" in refused("burgers-1d", "--grid", "100")
+    assert "--grid 100: cannot take 100 of 1024" in refused("burgers-1d", "--grid", "100")
+    said = refused("darcy-2d", "--grid", "64")
+    assert "--grid 64: cannot take 64 of 421" in said
+    assert "the nearest is 61" in said
     save_tiny(tmp_path)
     assert "name it with --pde" in refused(str(tmp_path / "tiny-1d"))
     assert "(1, 2, 1)" in refused(str(tmp_path / "tiny-1d"), "--pde", "burgers")

@@ -29,6 +29,19 @@ def test_predict_local_writes_the_answer_of_the_checkpoint(
     np.testing.assert_allclose(np.load(out), truth, rtol=1e-6, atol=1e-6)
 
 
+def test_predict_local_converts_every_dtype_that_the_client_does(
+    repository: Path, field: Path, tmp_path: Path
+) -> None:
+    given, out = tmp_path / "given.npy", tmp_path / "out.npy"
+    module = load_model(repository / "tiny-1d").module
+    values = np.load(field)
+    for array in (values.astype(np.longdouble), values.astype(">f4"), (4 * values).astype("i4")):
+        np.save(given, array)
+        assert cli.main(["predict", "tiny-1d", str(given), "-o", str(out), "--local"]) == 0
+        truth = module(torch.from_numpy(array.astype("f4")[None]))[0].numpy()
+        np.testing.assert_allclose(np.load(out), truth, rtol=1e-6, atol=1e-6)
+
+
 def test_predict_local_follows_links_within_the_repository_and_no_others(
     repository: Path, field: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -70,7 +70,13 @@ def test_torch_tensors_are_accepted(change: Callable[[torch.Tensor], torch.Tenso
 
 
 @pytest.mark.parametrize(
-    "fields", [torch.ones(2, dtype=torch.complex64), [[1.0, 2.0], [3.0]], np.array(["a"])]
+    "fields",
+    [
+        torch.ones(2, dtype=torch.complex64),
+        torch.eye(2).to_sparse(),
+        [[1.0, 2.0], [3.0]],
+        np.array(["a"]),
+    ],
 )
 def test_anything_but_an_array_of_real_numbers_is_refused(fields: Any) -> None:
     with Recorder(b"").client() as client:
@@ -80,6 +86,28 @@ def test_anything_but_an_array_of_real_numbers_is_refused(fields: Any) -> None:
             client.predict("m", {"u0": fields})
         with pytest.raises(BadInput, match="the dict of fields is empty"):
             client.predict("m", {})
+
+
+def test_masked_values_are_refused() -> None:
+    fields = np.ma.masked_greater(np.array([[1.0, 1e9]]), 1e6)
+    server = Recorder(npy(np.zeros((1, 2), "f4")))
+    with server.client() as client:
+        for given in (fields, {"u0": fields}):
+            with pytest.raises(BadInput, match=r"without masked values.*\.filled\(value\)"):
+                client.predict("m", given)
+        assert not server.requests
+        client.predict("m", fields.filled(0.0))
+        np.testing.assert_array_equal(server.sent, [[1.0, 0.0]])
+        # Nothing is masked.
+        client.predict("m", np.ma.masked_greater(np.ones((1, 2)), 2.0))
+
+
+def test_arguments_of_another_kind_are_refused() -> None:
+    with Recorder(b"").client() as client:
+        with pytest.raises(BadInput, match=r"output_grid must .* such as \(64, 64\), got 64"):
+            client.predict("m", [1.0], output_grid=64)  # type: ignore[call-overload]
+        with pytest.raises(BadInput, match="deadline must be a number of seconds, got nan"):
+            client.predict("m", [1.0], deadline=float("nan"))
 
 
 def test_named_inputs_give_named_outputs() -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from tests.draws import generator
 from tests.service.tiny import rollable_config, tiny_config
-from turbofno.models.core.config import Channel
+from turbofno.models.core.config import Channel, ModelConfig
 from turbofno.service.codec.fields import Array
 from turbofno.service.codec.vjp import arrays_from_vjp, units_of_vjp, vjp_from_arrays
-from turbofno.service.errors import InvalidField, PayloadTooLarge
+from turbofno.service.errors import InvalidField, NotDifferentiable, PayloadTooLarge
 
 CONFIG = tiny_config("tiny-2d", n_dim=2)
 """Input u0, outputs u and v, on 8 x 8 to 64 x 64 points."""
@@ -78,6 +78,35 @@ def test_input_and_output_channels_may_share_a_name() -> None:
     np.testing.assert_array_equal(fields[:, 0], x.astype("f4"))
     np.testing.assert_array_equal(cotangent[:, 0], v.astype("f4"))
     assert set(arrays_from_vjp(fields, cotangent, config, form)) == {"gradient.w", "output.w"}
+
+
+def test_an_input_channel_may_be_named_like_the_cotangent() -> None:
+    config = rollable_config()
+    x, v = X[:, 0, 0], V[:, 0, 0]
+    for name in ("cotangent", "cotangent.x"):
+        inputs = (Channel(name=name),)
+        named = config.model_copy(update={"inputs": inputs})
+        for given in ({name: x}, {"input": x[:, None]}):
+            fields, cotangent, _ = vjp_from_arrays(given | {"cotangent.w": v}, named, max_fields=3)
+            np.testing.assert_array_equal(fields[:, 0], x.astype("f4"))
+            np.testing.assert_array_equal(cotangent[:, 0], v.astype("f4"))
+
+
+def test_a_model_that_changes_the_resolution_has_no_gradient() -> None:
+    def scaled(*scales: float) -> ModelConfig:
+        layers = tuple((scale, 1.0) for scale in scales)
+        update = {"resolution_scaling": layers, "n_layers": len(scales)}
+        arch = CONFIG.architecture.model_copy(update=update)
+        return CONFIG.model_copy(update={"architecture": arch})
+
+    for cotangent in (V, np.repeat(V, 2, axis=2)):
+        given = WHOLE_INPUT | {"cotangent": cotangent}
+        with pytest.raises(
+            NotDifferentiable, match=r"the grid \[18, 11\] for an input on \[9, 11\]"
+        ):
+            vjp_from_arrays(given, scaled(2.0, 1.0), max_fields=3)
+    # Back at the grid of the input.
+    vjp_from_arrays(WHOLE_INPUT | WHOLE_COTANGENT, scaled(2.0, 0.5), max_fields=3)
 
 
 def test_units_are_those_of_a_derivative() -> None:

@@ -467,6 +467,64 @@ async def test_a_flood_of_pipelined_requests_is_read_as_it_is_answered(
     assert max(waiting) <= at_once + 1 + edge.MOST_PIPELINED
 
 
+def padded(size: int, body: bytes = b"", more: str = "") -> bytes:
+    """A request with a header of `size` bytes."""
+    head = f"POST /healthz HTTP/1.1\r\nHost: localhost\r\n{more}Content-Length: {len(body)}\r\nX-Padding: "
+    return (head + "x" * (size - len(head) - 4) + "\r\n\r\n").encode() + body
+
+
+BODY = b"x" * 5000
+
+
+@pytest.mark.parametrize("piece", [1, 100, 599, 7000, 10**6])
+@pytest.mark.parametrize(
+    ("before", "body", "more"),
+    [
+        (b"", b"", ""),
+        (b"", BODY, ""),
+        (b"", b"", "Connection: Upgrade\r\nUpgrade: h2c\r\n"),
+        (padded(200), b"", ""),
+        (padded(200, BODY), BODY, ""),
+    ],
+    ids=["alone", "with_body", "upgrade", "behind", "behind_a_body"],
+)
+@in_loop
+async def test_the_limit_of_a_header_holds_however_its_bytes_arrive(
+    monkeypatch: pytest.MonkeyPatch, before: bytes, body: bytes, more: str, piece: int
+) -> None:
+    made: list[edge.Edge] = []
+
+    class Noted(edge.Edge):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    monkeypatch.setattr(edge, "Edge", Noted)
+    most, earlier = 600, 1 if before else 0
+    async with listening(max_header_bytes=most) as (port, _, context):
+
+        def refused() -> float:
+            labels = {"reason": "header_too_large", "model": ""}
+            name = "turbofno_rejections_total"
+            return context.metrics.registry.get_sample_value(name, labels) or 0
+
+        for size in (most, most + 1, 4000):
+            given = before + padded(size, body, more) + padded(200)
+            async with connected(port) as (reader, _):
+                await until(lambda: bool(made))
+                received, count = made.pop(), refused()
+                for start in range(0, len(given), piece):
+                    received.data_received(given[start : start + piece])
+                assert refused() == count + (size > most)
+                if size <= most:
+                    statuses = [(await reply(reader))[0] for _ in range(earlier + 2)]
+                    assert statuses == [405] * len(statuses)
+                else:
+                    # If a reply to an earlier request is due, the connection is only closed.
+                    answers = (await reader.read()).count(b"HTTP/1.1 431")
+                    assert answers == 1 or earlier
+
+
 @pytest.mark.parametrize("garbage", [b"garbage\r\n\r\n", b"GET / HTTP/1.1\r\nX: " + b"x" * 70_000])
 @in_loop
 async def test_an_error_of_a_later_request_is_not_sent_as_the_reply_to_an_earlier_one(

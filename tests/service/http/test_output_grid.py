@@ -160,10 +160,21 @@ def test_predict_too_large_answer_is_413_and_one_that_does_not_fit_now_is_429() 
     assert response.status_code == 413
     assert "output_grid" in problem(response)["detail"]
     assert not engine.requests
+    # With the body it never fits.
     response, _ = post(path, settings={**limits, "max_inflight_bytes": needed + 10}, **body)
-    assert response.status_code == 429
-    response, _ = post(path, settings={**limits, "max_inflight_bytes": needed + 4000}, **body)
-    assert response.status_code == 200
+    assert response.status_code == 413
+    assert "Send fewer fields" in problem(response)["detail"]
+
+    async def run() -> None:
+        async with serving(**limits, max_inflight_bytes=needed + 4000) as (client, engine):
+            engine.held = True
+            first = asyncio.create_task(client.post(path, **body))
+            await engine.started.wait()
+            assert (await client.post(path, **body)).status_code == 429
+            engine.release.set()
+            assert (await first).status_code == 200
+
+    asyncio.run(run())
 
 
 def requests_counted(metrics: str) -> float:

@@ -254,6 +254,14 @@ def test_bytes_are_limited_by_caller_without_blocking_others() -> None:
             chunked.hold(21)
         with admit(admission, 100, caller=bob) as other:
             other.hold(100)
+    # Over the limit by itself, with its length announced or not.
+    small = Caller("carol", max_bytes=40)
+    with pytest.raises(PayloadTooLarge, match="'carol'"), admit(admission, 41, caller=small):
+        pass
+    with admit(admission, None, caller=small) as chunked:
+        chunked.hold(30)
+        with pytest.raises(PayloadTooLarge, match=r"limit is 40.* Send fewer fields"):
+            chunked.hold(41)
     with admit(admission, 100, caller=alice) as again:
         again.hold(100)
     assert inflight(metrics) == 0
