@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from typing import NamedTuple, Protocol, TypeVar, cast
 
 import torch
@@ -16,6 +18,7 @@ from turbofno_ops.description import Size
 # One capture at a time per process: a capture begins with a device synchronization, which is forbidden during another
 # capture, as is freeing device memory.
 _capture_lock = threading.Lock()
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for the default stream
 # kept alive: PyTorch's allocators may still refer to a graph whose capture failed
 _failed_graphs: list[torch.cuda.CUDAGraph] = []
 
@@ -59,7 +62,39 @@ class CaptureStream(NamedTuple):
     @classmethod
     def on(cls, device: torch.device) -> CaptureStream:
         """Create a stream and its event."""
-        return cls(torch.cuda.Stream(device), torch.cuda.Event())
+        return cls(_own_stream(device), torch.cuda.Event())
+
+
+def _own_stream(device: torch.device) -> torch.cuda.Stream:
+    """Create a stream that no other code gets.
+
+    Those of PyTorch come from a pool of 32 and repeat: what another thread launched on the stream of a capture would be
+    captured instead of run.
+    """
+    driver, index = ctypes.CDLL("libcuda.so.1"), _index(device)
+    ordinal, context, stream = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
+    for status in (
+        driver.cuDeviceGet(ctypes.byref(ordinal), index),
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), ordinal),
+        driver.cuCtxPushCurrent_v2(context),
+        driver.cuStreamCreate(ctypes.byref(stream), _NON_BLOCKING),
+        driver.cuCtxPopCurrent_v2(ctypes.byref(context)),
+    ):
+        if status:
+            raise RuntimeError(
+                f"turbofno: no stream could be created on {device} (CUDA error {status})"
+            )
+    return torch.cuda.ExternalStream(stream.value, device=index)
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+@cache
+def _stream_of_chains(index: int) -> torch.cuda.Stream:
+    """Return the stream that chains are captured on. They need no cuBLAS workspace, so their graphs may run at once."""
+    return _own_stream(torch.device("cuda", index))
 
 
 class Graph:
@@ -81,13 +116,13 @@ class Graph:
         lane: CaptureStream | None = None,
     ) -> None:
         self._forward = forward
-        stream, self._done = lane or CaptureStream.on(device)
+        stream, self._done = lane or (_stream_of_chains(_index(device)), torch.cuda.Event())
         self._buffer = forward.buffer(batch)
         self._input = forward.input_view(self._buffer)
         self._graph = torch.cuda.CUDAGraph()
-        stream.wait_stream(torch.cuda.current_stream(device))
-        stream.wait_event(self._done)
         with _capture_lock:
+            stream.wait_stream(torch.cuda.current_stream(device))
+            stream.wait_event(self._done)
             # warm-up: the first run loads kernels and makes handles and tables
             with torch.cuda.stream(stream):
                 forward.run(self._buffer)

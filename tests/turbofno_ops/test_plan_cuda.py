@@ -246,6 +246,32 @@ def test_threads_may_call_capture_and_evict_concurrently(plain: FNO) -> None:
     assert sorted(finished) == list(range(len(chains)))
 
 
+def test_what_others_launch_is_not_captured(plain: FNO) -> None:
+    # all of PyTorch's streams, as a caller with many threads has them
+    streams = {stream.cuda_stream: stream for stream in (torch.cuda.Stream() for _ in range(128))}
+    chain, x = compiled(plain), field(plain, 8, SIZE).cuda()
+    total, rounds = torch.zeros(1, device="cuda"), 0
+    torch.cuda.synchronize()
+    done = threading.Event()
+
+    def capture() -> None:
+        for points in range(30, 60):
+            chain(field(plain, 1, (points, 40)).cuda())
+        done.set()
+
+    thread = threading.Thread(target=capture)
+    thread.start()
+    while not done.is_set():
+        for stream in streams.values():
+            with torch.cuda.stream(stream):
+                total.add_(1)
+            stream.synchronize()
+            rounds += 1
+    thread.join()
+    assert total.item() == rounds
+    assert torch.equal(chain(x), chain(x))
+
+
 def test_later_calls_do_not_overwrite_a_result(plain: FNO) -> None:
     chain = compiled(plain)
     first = chain(field(plain, 4, SIZE).cuda())
