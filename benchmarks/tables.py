@@ -255,7 +255,8 @@ def gpu_plans(rows: list[Row]) -> list[str]:
     """The section of plans: how far the chosen one is from the fastest, by kind of network and precision."""
     named = [{**row, "networks": row["network"].split(":")[0]} for row in rows]
     found = []
-    for of in _by(sorted(named, key=lambda row: row["networks"]), "networks", "precision"):
+    named.sort(key=lambda row: [row["networks"], PRECISIONS.index(row["precision"])])
+    for of in _by(named, "networks", "precision"):
         slower = sorted(row["ms"] / row["fastest ms"] for row in of)
         tenth = slower[int(0.9 * (len(slower) - 1))]
         counts = (len(of), sum(row["plans"] for row in of))
