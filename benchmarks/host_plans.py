@@ -22,22 +22,26 @@ from turbofno_ops.description import Size
 
 CARDS = {"H200": Device(132, 227 * 1024, True), "A100": _support.A100}
 """Name -> limits. An H100 has those of an H200."""
-_PLANS = Path(__file__).parents[1] / "csrc" / "plan"
+PLANS = Path(__file__).parents[1] / "csrc" / "plan"
 
 
 @contextmanager
 def host_plans() -> Iterator[None]:
     """Answer support checks by the plans of this tree instead of those of the installed CUDA library. Needs g++."""
+    library = compiled(*sorted(PLANS.glob("*.cpp")))
+    _native.declare_host(library, _native.REFUSALS, ctypes.c_char_p)
+    with mock.patch.object(_native, "_library", return_value=library):
+        yield
+
+
+def compiled(*sources: Path) -> ctypes.CDLL:
+    """Compile host code and load it. Needs g++."""
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "plans.so"
-        sources = sorted(_PLANS.glob("*.cpp"))
+        file = Path(folder) / "host.so"
         subprocess.run(
             ["g++", "-std=c++17", "-O2", "-shared", "-fPIC", *sources, "-o", file], check=True
         )
-        library = ctypes.CDLL(str(file))
-        _native.declare_host(library, _native.REFUSALS, ctypes.c_char_p)
-        with mock.patch.object(_native, "_library", return_value=library):
-            yield
+        return ctypes.CDLL(str(file))
 
 
 def refusals(chain: CompiledFNO, card: Device, grids: Sequence[Size]) -> list[str | None]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import random
-import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -21,6 +19,7 @@ import torch
 from benchmarks.gpu import drawn, layers, models
 from benchmarks.gpu.candidates import checked_error
 from benchmarks.gpu.device import in_graph, milliseconds
+from benchmarks.host_plans import PLANS, compiled
 from turbofno.models.core.config import FNOArchitecture
 from turbofno.models.core.fno import FNO
 from turbofno.models.importers.refusal import ImportRefused
@@ -29,7 +28,6 @@ from turbofno_ops._stages import Operands, Results
 from turbofno_ops._tile_program import ChannelsLast, Planned, Weighted
 from turbofno_ops.description import Size
 
-_HERE = Path(__file__).parent
 _MOST_PLANS = 1 << 16
 _CHEAPEST, _RANDOM = 10, 14
 _COSTLIEST = 1.5
@@ -74,13 +72,7 @@ def cases() -> Iterator[Case]:
 
 @cache
 def _lister() -> ctypes.CDLL:
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "plans.so"
-        sources = [_HERE / "plans.cpp", _HERE.parents[1] / "csrc" / "plan" / "tile_plan.cpp"]
-        subprocess.run(
-            ["g++", "-std=c++17", "-O2", "-shared", "-fPIC", *sources, "-o", file], check=True
-        )
-        return ctypes.CDLL(str(file))
+    return compiled(Path(__file__).with_suffix(".cpp"), PLANS / "tile_plan.cpp")
 
 
 def plans(tile: _native.Tile) -> list[tuple[float, _native.TilePlan]]:
