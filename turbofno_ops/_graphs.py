@@ -73,17 +73,21 @@ def _own_stream(device: torch.device) -> torch.cuda.Stream:
     """
     driver, index = ctypes.CDLL("libcuda.so.1"), _index(device)
     ordinal, context, stream = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
-    for status in (
-        driver.cuDeviceGet(ctypes.byref(ordinal), index),
-        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), ordinal),
-        driver.cuCtxPushCurrent_v2(context),
-        driver.cuStreamCreate(ctypes.byref(stream), _NON_BLOCKING),
-        driver.cuCtxPopCurrent_v2(ctypes.byref(context)),
-    ):
+
+    def call(name: str, *arguments: object) -> None:
+        status = getattr(driver, name)(*arguments)
         if status:
             raise RuntimeError(
-                f"turbofno: no stream could be created on {device} (CUDA error {status})"
+                f"turbofno: no stream could be created on {device} ({name}: CUDA error {status})"
             )
+
+    call("cuDeviceGet", ctypes.byref(ordinal), index)
+    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ordinal)
+    call("cuCtxPushCurrent_v2", context)
+    try:
+        call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
+    finally:
+        call("cuCtxPopCurrent_v2", ctypes.byref(context))
     return torch.cuda.ExternalStream(stream.value, device=index)
 
 
@@ -115,8 +119,9 @@ class Graph:
         device: torch.device,
         lane: CaptureStream | None = None,
     ) -> None:
-        self._forward = forward
-        stream, self._done = lane or (_stream_of_chains(_index(device)), torch.cuda.Event())
+        self._forward, self._batch, self._index = forward, batch, _index(device)
+        self._stream = torch.cuda.current_stream(self._index)  # of the last run
+        stream, self._done = lane or (_stream_of_chains(self._index), torch.cuda.Event())
         self._buffer = forward.buffer(batch)
         self._input = forward.input_view(self._buffer)
         self._graph = torch.cuda.CUDAGraph()
@@ -158,13 +163,22 @@ class Graph:
 
     def run(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """Write the network's output for x into `out`, on the current stream."""
-        stream = torch.cuda.current_stream(x.device)
+        stream, batch = self._current_stream(), x.shape[0]
+        given, result = self._input, self._output
+        if batch < self._batch:
+            given, result = given[:batch], result[:batch]
         stream.wait_event(self._done)
-        batch = x.shape[0]
-        self._forward.load(x, self._input[:batch])
+        self._forward.load(x, given)
         self._graph.replay()
-        out.copy_(self._output[:batch])
+        out.copy_(result)
         self._done.record(stream)
+
+    def _current_stream(self) -> torch.cuda.Stream:
+        # PyTorch's function makes an object at every call, which takes 3 us
+        handle = torch._C._cuda_getCurrentRawStream(self._index)
+        if self._stream.cuda_stream != handle:
+            self._stream = torch.cuda.current_stream(self._index)
+        return self._stream
 
     def close(self) -> None:
         """Wait for the last run and free the memory."""
