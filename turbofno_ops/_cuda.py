@@ -62,13 +62,13 @@ def field_dtype(precision: str) -> torch.dtype:
 
 
 class _Kernel(NamedTuple):
-    """One planned launch of a tile program. Its structure has no pointers yet."""
+    """One planned launch of a tile program. Its structure has no pointers yet but those of its tables."""
 
     steps: tuple[Step, ...]
     shape: Shape
     tile: Tile
     plan: TilePlan
-    tables: dict[str, torch.Tensor]  # by their names in the structure
+    tables: tuple[torch.Tensor, ...]
 
 
 class _Analysis(NamedTuple):
@@ -232,7 +232,7 @@ class CudaStages:
                 if isinstance(launches, _Analysis):
                     found.append(launches.table)
                     continue
-                found += [table for one in launches for table in one.tables.values()]
+                found += [table for one in launches for table in one.tables]
         return sum({table.data_ptr(): table.nbytes for table in found}.values())
 
     def _field(self, batch: int, channels: int, grid: Size) -> ChannelsLast:
@@ -303,7 +303,9 @@ class CudaStages:
             tables["analysis"] = _cuda_tables.row_analysis(*of, self._precision, device, first_mode)
             if segment < points:
                 tables["analysis_phases"] = _cuda_tables.segment_phases(*of, device, first_mode)
-        return _Kernel(steps, shape, tile, plan, tables)
+        for name, table in tables.items():
+            setattr(tile, name, table.data_ptr())
+        return _Kernel(steps, shape, tile, plan, tuple(tables.values()))
 
     def _launch_all(
         self,
@@ -354,8 +356,6 @@ class CudaStages:
             alive.append(tensor)
             return tensor.data_ptr()
 
-        for name, table in kernel.tables.items():
-            setattr(tile, name, pointer(table))
         x: Field | None = None
         saved: ChannelsLast | None = None
         out = spectra = moments = None

@@ -25,7 +25,7 @@ from turbofno.models.core.fno import FNO
 from turbofno.models.importers.refusal import ImportRefused
 from turbofno_ops import PRECISIONS, _cuda, _native, compile_fno
 from turbofno_ops._stages import Operands, Results
-from turbofno_ops._tile_program import ChannelsLast, Planned, Weighted
+from turbofno_ops._tile_program import ChannelsLast, Weighted, plan_kernel
 from turbofno_ops.description import Size
 
 _MOST_PLANS = 1 << 16
@@ -75,21 +75,20 @@ def _lister() -> ctypes.CDLL:
     return compiled(Path(__file__).with_suffix(".cpp"), PLANS / "tile_plan.cpp")
 
 
-def plans(tile: _native.Tile) -> list[tuple[float, _native.TilePlan]]:
-    """All plans of a tile program with their costs, the cheapest first."""
+def plans(tile: _native.Tile) -> list[_native.TilePlan]:
+    """All plans of a tile program, the cheapest first."""
     found = (_native.TilePlan * _MOST_PLANS)()
-    costs = (ctypes.c_double * _MOST_PLANS)()
-    count = _lister().list_tile_plans(ctypes.byref(tile), found, costs, _MOST_PLANS)
-    different: dict[bytes, tuple[float, _native.TilePlan]] = {}
+    count = _lister().list_tile_plans(ctypes.byref(tile), found, _MOST_PLANS)
+    different: dict[bytes, _native.TilePlan] = {}
     for i in range(count):
-        different.setdefault(bytes(found[i]), (costs[i], found[i]))
-    return sorted(different.values(), key=lambda plan: plan[0])
+        different.setdefault(bytes(found[i]), found[i])
+    return sorted(different.values(), key=lambda plan: plan.cost)
 
 
 def _tried(tile: _native.Tile) -> list[_native.TilePlan]:
     """The chosen plan and those that it is compared with."""
-    (least, chosen), *others = plans(tile)
-    affordable = [plan for cost, plan in others if cost <= _COSTLIEST * least]
+    chosen, *others = plans(tile)
+    affordable = [plan for plan in others if plan.cost <= _COSTLIEST * chosen.cost]
     near, far = affordable[:_CHEAPEST], affordable[_CHEAPEST:]
     return [chosen, *near, *random.Random(_SEED).sample(far, min(_RANDOM, len(far)))]
 
@@ -97,7 +96,7 @@ def _tried(tile: _native.Tile) -> list[_native.TilePlan]:
 def _with_plan(
     stages: _cuda.CudaStages, kernel: _cuda._Kernel, plan: _native.TilePlan
 ) -> _cuda._Kernel:
-    planned = Planned(_native.Tile.from_buffer_copy(kernel.tile), plan, None)
+    planned = plan_kernel(kernel.steps, kernel.shape)._replace(plan=plan)
     with mock.patch.object(_cuda, "plan_kernel", return_value=planned):
         return stages._kernel(kernel.steps, kernel.shape, 0)
 

@@ -179,6 +179,5 @@ def test_a_prepared_layer_costs_few_python_calls(recorder: Recorder) -> None:
         run(*given)
     finally:
         sys.setprofile(None)
-    # a plan by segments has two tables more than others
-    assert calls < 270
+    assert calls < 250
     assert recorder.names[-6:] == STEPS_OF_A_LAYER_2D
