@@ -20,8 +20,8 @@ _LARGEST_FACTOR = 17
 """Of sizes that cuFFT transforms without a detour (Bluestein's algorithm)."""
 _LARGEST_DENSE = 224
 """Sizes but powers of two up to which the dense kernel is the faster one, in float32."""
-_LARGEST_DENSE_INVERSE = 512
-"""The same for odd sizes of real results: these lines run in pairs on the other kernel."""
+_LARGEST_DENSE_INVERSE, _LARGEST_ODD_DENSE_INVERSE = 420, 640
+"""The same for real results; those of odd sizes run in pairs of lines on the other kernel."""
 _REAL_POWERS_OF_TWO = (32, 512)
 _REAL_SIZES = (40, _LARGEST_DENSE)
 """First and last sizes of real lines for which the kernels are faster than torch.fft."""
@@ -37,10 +37,10 @@ def kernels(points: int, kind: int) -> tuple[str, ...]:
     least = 32 if KINDS[kind] == "complex" else 64  # a real line is a complex one of half its size
     if _is_power_of_two(points) and points >= least:
         return KERNELS
-    dense = 16 < points <= _LARGEST_DENSE or (
-        to_real and points % 2 == 1 and points <= _LARGEST_DENSE_INVERSE
-    )
-    return KERNELS[::-1] if dense else KERNELS
+    largest = _LARGEST_DENSE
+    if to_real:
+        largest = _LARGEST_ODD_DENSE_INVERSE if points % 2 else _LARGEST_DENSE_INVERSE
+    return KERNELS[::-1] if 16 < points <= largest else KERNELS
 
 
 def torch_is_as_fast(transform: Transform, dtype: torch.dtype) -> str | None:
