@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import c_float, c_int32, c_int64, c_void_p
+from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 LIBRARY = "libturbofno_cuda.so"
 MAX_STEPS = 16
 PLAN_WORDS = 128
+DOT_OUTPUTS = 4
 LIBRARY_VARIABLE = "TURBOFNO_LIBRARY"
 """Environment variable with the path of another build of the library."""
 
@@ -65,6 +66,7 @@ class TilePlan(ctypes.Structure):
 
     _fields_: ClassVar = [
         ("workspace_bytes", c_int64),
+        ("cost", c_double),
         *[(name, c_int32) for name in ("segment_points", "stores_split")],
         ("opaque", c_int32 * PLAN_WORDS),
     ]

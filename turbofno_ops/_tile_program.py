@@ -40,6 +40,7 @@ _PROJECTED = 16
 # Most channels times modes for which a program also analyses its result. Beyond, the sums leave shared memory for few
 # warps, and a separate analysis kernel is faster (H200).
 _MAX_FUSED_SUMS = 1024
+_WORTH_A_CUT = 0.9  # of the cost of one kernel; costs do not count that y passes through memory
 _KINDS = {
     Source: 0,
     Restore: 0,
@@ -259,10 +260,14 @@ def operands_of(step: Weighted, width: int, precision: str) -> StepOperands:
         case MLP(first, _, second):
             return _operands_of_maps((first, second), width, precision)
         case Project(maps, _):
-            return _operands_of_maps(maps, _PROJECTED, precision)
+            dots = len(maps) > 1 and len(maps[-1].weight) <= _native.DOT_OUTPUTS
+            return _operands_of_maps(maps, _PROJECTED, precision, dots=dots)
 
 
-def _operands_of_maps(maps: tuple[PointwiseMap, ...], out: int, precision: str) -> StepOperands:
+def _operands_of_maps(
+    maps: tuple[PointwiseMap, ...], out: int, precision: str, *, dots: bool = False
+) -> StepOperands:
+    """Return the operands of one or two maps; with `dots` the weight of the second is not packed."""
     *before, last = maps
     of_first = StepOperands()
     for first in before:
@@ -270,9 +275,8 @@ def _operands_of_maps(maps: tuple[PointwiseMap, ...], out: int, precision: str) 
             first=_packed(first.weight, _HIDDEN, precision),
             shift=_vector(_bias(first), round_up(first.weight.shape[0], _HIDDEN)),
         )
-    return of_first._replace(
-        second=_packed(last.weight, out, precision), second_shift=_vector(_bias(last), out)
-    )
+    second = _rows(last.weight, _HIDDEN) if dots else _packed(last.weight, out, precision)
+    return of_first._replace(second=second, second_shift=_vector(_bias(last), out))
 
 
 def _bias(map: PointwiseMap) -> torch.Tensor:
@@ -301,8 +305,13 @@ def _packed(weight: torch.Tensor, multiple: int, precision: str) -> torch.Tensor
 def _vector(values: torch.Tensor | None, width: int) -> torch.Tensor | None:
     if values is None:
         return None
+    return _rows(values, width)
+
+
+def _rows(values: torch.Tensor, width: int) -> torch.Tensor:
+    """Return float32 values, their last axis padded with zeros to a multiple of `width`."""
     values = values.detach().float()
-    missing = -len(values) % width
+    missing = -values.shape[-1] % width
     return readable(F.pad(values, (0, missing)) if missing else values)
 
 
@@ -406,20 +415,45 @@ def _pieces_of_wide(steps: tuple[Step, ...], shape: Shape) -> Iterator[Piece]:
 
 
 def _first_piece_length(steps: tuple[Step, ...], shape: Shape) -> int:
-    """Return the number of steps of the first kernel: all, or as many as fit before a costly step."""
+    """Return the number of steps of the first kernel: all, or as many as fit before a costly step.
+
+    Fewer if two kernels take less time than one.
+    """
     after = widths(steps, shape.channels)
     many = after[-1] * shape.next_modes > _MAX_FUSED_SUMS
     # within a kernel, mixed spectra and the result's spectra have the same channels
     other = isinstance(steps[0], Synthesis) and after[-1] != after[0]
     if (many or other) and isinstance(steps[-1], Analyze) and len(steps) > 2:
         return min(len(steps) - 1, _first_piece_length(steps[:-1], shape))
-    if plan_kernel(steps, shape).refusal is None:
-        return len(steps)
-    for cut in reversed(range(1, len(steps))):
-        costly = isinstance(steps[cut], MLP | Project | Analyze | AddMap)
-        started = not isinstance(steps[cut - 1], Source | Restore)
-        if not (costly and started):
-            continue
-        if plan_kernel((*steps[:cut], Save(moments=False)), shape).refusal is None:
-            return cut
+    whole = plan_kernel(steps, shape)
+    if whole.refusal is None:
+        return _cheapest_cut(steps, shape, whole.plan.cost)
+    for cut in _cuts(steps, (MLP, Project, Analyze, AddMap)):
+        first = (*steps[:cut], Save(moments=False))
+        planned = plan_kernel(first, shape)
+        if planned.refusal is None:
+            return min(cut, _cheapest_cut(first, shape, planned.plan.cost))
     return len(steps)
+
+
+def _cuts(steps: tuple[Step, ...], before: tuple[type[Step], ...]) -> Iterator[int]:
+    """Yield the places where a program may be cut before such steps, the last first."""
+    for cut in reversed(range(1, len(steps))):
+        if isinstance(steps[cut], before) and not isinstance(steps[cut - 1], Source | Restore):
+            yield cut
+
+
+def _cheapest_cut(steps: tuple[Step, ...], shape: Shape, cost: float) -> int:
+    """Return the number of steps of the first of two kernels that cost less than the one of all steps, or all.
+
+    The weights of a wide channel MLP may leave shared memory for few warps.
+    """
+    least, best = _WORTH_A_CUT * cost, len(steps)
+    after = widths(steps, shape.channels)
+    for cut in _cuts(steps, (MLP, Project)):
+        first = plan_kernel((*steps[:cut], Save(moments=False)), shape)
+        rest = plan_kernel((Restore(), *steps[cut:]), shape._replace(channels=after[cut - 1]))
+        both = first.plan.cost + rest.plan.cost
+        if first.refusal is None and rest.refusal is None and both < least:
+            least, best = both, cut
+    return best

@@ -89,7 +89,8 @@ typedef enum {
     TURBOFNO_MLP = 6, /* y = second . activation(first . y + shift) + second_shift */
     TURBOFNO_STORE = 7, /* field = y */
     TURBOFNO_ANALYZE = 8, /* spectra = truncated DFT of y along the last axis */
-    TURBOFNO_PROJECT = 9 /* field, channel first, = the result of MLP; with hidden = 0: second . y + second_shift */
+    TURBOFNO_PROJECT = 9 /* field, channel first, = the result of MLP; with hidden = 0: second . y + second_shift. With hidden
+                            channels and at most TURBOFNO_DOT_OUTPUTS of the field, second is float32 [channels][hidden] */
 } turbofno_step_kind;
 
 typedef struct {
@@ -102,12 +103,13 @@ typedef struct {
     int32_t hidden; /* channels between first and second */
     int32_t per_sample; /* scale and shift are [batch][width] */
     const void *field;
-    const void *first, *second; /* B operands, turbofno_pack_operand */
+    const void *first, *second; /* B operands, turbofno_pack_operand; see PROJECT */
     const float *scale, *shift, *second_shift; /* [width] or null. MLP and PROJECT: shift [hidden], second_shift [width],
                                                   PROJECT's [16]. Zero padded */
 } turbofno_step;
 
 #define TURBOFNO_MAX_STEPS 16
+#define TURBOFNO_DOT_OUTPUTS 4
 #define TURBOFNO_PLAN_WORDS 128
 
 typedef struct {
@@ -140,6 +142,7 @@ typedef struct {
 /* Block layout of a tile program on a device. Plain data; may be copied. */
 typedef struct {
     int64_t workspace_bytes; /* of turbofno_tile.workspace */
+    double cost; /* estimated time, in one unit for all programs of a device */
     int32_t segment_points; /* points of the tables: a row's, or fewer */
     int32_t stores_split; /* 1: STORE writes a split field, unless it is channel first */
     int32_t opaque[TURBOFNO_PLAN_WORDS]; /* csrc/plan/tile_plan.h */

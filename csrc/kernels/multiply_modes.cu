@@ -111,6 +111,7 @@ __global__ void __launch_bounds__(32 * kMaxModeWarps, BATCH == 1 ? 4 : BATCH == 
     if (!a.weights_settled) pdl_wait();
     for (int n = 0; n < a.weights_ahead; ++n) stages.copy(n, 8 * n);
     if (a.weights_settled) pdl_wait();
+    pdl_trigger_of_small_grid();
 
     for (int b = warp; b < batch; b += warps) {
         const float2 *in = a.in + kx * a.in_pitch + (b0 + b) * a.c_in * a.row_modes + y0;

@@ -19,6 +19,7 @@ struct Parts {
 
 __global__ void __launch_bounds__(kThreads) partial_sums(const Parts a) {
     pdl_wait();
+    pdl_trigger_of_small_grid();
     const int64_t stride = int64_t(gridDim.x) * kThreads;
     for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < a.count; i += stride) {
         float sum = 0.0f;

@@ -13,12 +13,19 @@ __device__ __forceinline__ void pdl_wait() {
 #endif
 }
 
-// The next kernel may start once all blocks have called this. Call it near the end only: earlier, the next kernel's blocks
-// would crowd onto the few multiprocessors that this one leaves free.
+// The next kernel may start once all blocks have called this. Call it near the end: earlier, the next kernel's blocks would crowd
+// onto the few multiprocessors that a large grid leaves free.
 __device__ __forceinline__ void pdl_trigger() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+}
+
+// The same, at once, in a grid that leaves room on the multiprocessors: the next kernel copies its weights and tables meanwhile. Call
+// it after pdl_wait, so that the kernel after the next one does not start, too.
+__device__ __forceinline__ void pdl_trigger_of_small_grid() {
+    constexpr unsigned kSmall = 32768; // threads: 256 a multiprocessor
+    if (gridDim.x * gridDim.y * blockDim.x <= kSmall) pdl_trigger();
 }
 
 // Depends on the code, not on the device: code compiled for sm_80 contains no wait.

@@ -153,6 +153,7 @@ __global__ void __launch_bounds__(kMaxSpectralThreads) spectral_product_kernel(c
     const auto read = [](const float2 *from) { return from == nullptr ? float4{} : *reinterpret_cast<const float4 *>(from); };
     Fold fold = fold_of(tid);
     pdl_wait();
+    pdl_trigger_of_small_grid();
 #pragma unroll 1
     for (int item = tid; item < of_batch * folds;) {
         const Fold now = fold;

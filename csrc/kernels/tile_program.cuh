@@ -35,7 +35,8 @@ __device__ void copy_operand(uint4 *to, const void *operand, int terms, int pair
     float *to_inv_scales = inv_scales_of<P>(to, terms, pairs_held);
     for (int i = threadIdx.x; i < chunks * pairs_held; i += blockDim.x) {
         const int chunk = i / pairs_held, pair = first_pair + i - chunk * pairs_held;
-        to_inv_scales[i] = pair < pairs_all ? inv_scales[chunk * pairs_all + pair] : 0.0f;
+        const bool exists = pair < pairs_all;
+        copy_async<4>(to_inv_scales + i, exists ? inv_scales + chunk * pairs_all + pair : inv_scales, exists);
     }
 }
 
@@ -46,7 +47,10 @@ __device__ void copy_words(uint4 *to, const void *from, int words) {
 // Copies `count` entries of a vector over channels from `first` on, zero padded beyond its `size` entries.
 __device__ void copy_vector(float *to, const float *from, int count, int first, int size) {
     if (from == nullptr) return;
-    for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = first + i < size ? from[first + i] : 0.0f;
+    for (int i = threadIdx.x; i < count; i += blockDim.x) {
+        const bool exists = first + i < size;
+        copy_async<4>(to + i, exists ? from + first + i : from, exists);
+    }
 }
 
 // Calls run(i, kind) for the steps of a program known at compile time (tile.h), without a final analysis unless `analyzes`.
@@ -122,8 +126,12 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
             if (hidden > 0) {
                 copy_operand<P, B>(shared + plan.first_at[i], step.first, step.terms, hidden, 0, hidden);
             }
-            copy_operand<P, B>(shared + plan.second_at[i], step.second, hidden > 0 ? step.hidden : step.terms, out, 0,
-                               out_all);
+            if (projects_few(step)) {
+                copy_words(shared + plan.second_at[i], step.second, step.channels * step.hidden / 4);
+            } else {
+                copy_operand<P, B>(shared + plan.second_at[i], step.second, hidden > 0 ? step.hidden : step.terms, out, 0,
+                                   out_all);
+            }
         }
     }
     for (int i = 0; i < t.steps; ++i) {
@@ -153,10 +161,6 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
     float4 *const own_sums = sums + group.rank * plan.sums_words;
     WgmmaSums<P, FRAGMENTS> wgmma_sums;
     commit_copies();
-    wait_copies<0>();
-    if constexpr (WGMMA) fence_proxy_async();
-    __syncthreads();
-    pdl_wait();
 
     const B spectra(own, 2 * t.modes, FRAGMENTS / 2, lane);
     const int outer = int(t.outer), rows = int(t.batch) * outer, units = rows * plan.splits;
@@ -205,10 +209,16 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
     int index = blockIdx.x * groups + group.index;
     Unit unit = unit_of(index);
     unit.at.point = first_point(unit.split);
+    pdl_wait();
+    pdl_trigger_of_small_grid();
     if (index < units) {
         if (!kStagesLate) prefetch_spectra(unit.at);
         prefetch_points(unit.at.row, unit.at.point);
     }
+    wait_copies<0>(); // weights and tables
+    if constexpr (WGMMA) fence_proxy_async();
+    __syncthreads();
+
     while (index < units) {
         const Unit next = after_unit(unit);
         TilePosition at = unit.at;
@@ -272,7 +282,8 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                 const int64_t tile_index = int64_t(at.row) * tiles + min(tile, tiles - 1); // of a split field
                 const bool x_is_split = P::kSplit && t.x_scales != nullptr;
                 const float x_inv_scale = x_is_split ? t.x_scales[tile_index] : 1.0f;
-                const auto run = [&](int i, int kind) {
+                // inlined, or else y would lie in memory
+                const auto run = [&](int i, int kind) __attribute__((always_inline)) {
                     const turbofno_step step = COMMON ? common_step<FRAGMENTS, PROGRAM>(t.step[i], kind) : t.step[i];
                     const float *vectors = reinterpret_cast<const float *>(shared + plan.vectors_at[i]);
                     const auto read = [&](int from_channel, const auto &use) {
@@ -375,7 +386,12 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                             const B out(shared + plan.second_at[i], step.hidden > 0 ? step.hidden : step.terms, 1, lane);
                             const int hidden = plan.vector_width[i];
                             float result[2][4];
-                            mlp<P, kInputChunks>(result, values, step, in, out, vectors + hidden, lane_t);
+                            if (projects_few(step)) {
+                                const auto *weights = reinterpret_cast<const float *>(shared + plan.second_at[i]);
+                                project_few<P, kInputChunks>(result, values, step, in, weights, vectors + hidden, lane_t);
+                            } else {
+                                mlp<P, kInputChunks>(result, values, step, in, out, vectors + hidden, lane_t);
+                            }
                             add_vector(result, vectors + 2 * hidden, lane_t);
                             store_all(result, ChannelFirstPoints(step.field, step.channels, 0, outer, t.points, at, lane));
                         }

@@ -50,36 +50,93 @@ __device__ __forceinline__ void scale_by(float (&values)[FRAGMENTS][4], const fl
     with_vector(values, vector, t, size, [](float &y, float v) { y *= v; });
 }
 
-// out = second . activation(first . y + shift), 32 hidden channels at a time. y has 32 kChunks channels at most.
-template <typename P, int kChunks, int FRAGMENTS, int OUT, typename B>
+// A tile as A operands of 32 channels each, for products with matrices of at most 32 CHUNKS input channels.
+template <typename P, int CHUNKS> struct TileOperand {
+    OperandA<P> chunks[CHUNKS];
+
+    template <int FRAGMENTS> __device__ __forceinline__ explicit TileOperand(const float (&values)[FRAGMENTS][4]) {
+#pragma unroll
+        for (int q = 0; q < CHUNKS; ++q) {
+            float four[4][4];
+            take_fragments(four, values, 4 * q);
+            to_operand(chunks[q], four);
+        }
+    }
+
+    // values += weight . y for the columns from 16 `pair` on.
+    template <int FRAGMENTS, typename B>
+    __device__ __forceinline__ void add(float (&values)[FRAGMENTS][4], const B &weight, int terms, int pair) const {
+#pragma unroll
+        for (int q = 0; q < CHUNKS; ++q) {
+            const int left = terms - 32 * q;
+            if (left > 0) weight.add(values, chunks[q], q, pair, left <= 16 ? 1 : 2);
+        }
+    }
+};
+
+// A chunk of 32 hidden channels, activation(first . y + shift).
+template <typename P, int CHUNKS, typename B>
+__device__ __forceinline__ void make_hidden(float (&hidden)[4][4], int chunk, const TileOperand<P, CHUNKS> &y,
+                                            const turbofno_step &step, const B &first, const float *shift, int t) {
+#pragma unroll
+    for (auto &fragment : hidden) fragment[0] = fragment[1] = fragment[2] = fragment[3] = 0.0f;
+    y.add(hidden, first, step.terms, 2 * chunk);
+    add_vector(hidden, shift + 32 * chunk, t);
+    activate<P>(hidden, step.activation, step.parameter);
+}
+
+// out = second . activation(first . y + shift), or second . y without hidden channels. y has 32 CHUNKS channels at most.
+template <typename P, int CHUNKS, int FRAGMENTS, int OUT, typename B>
 __device__ __forceinline__ void mlp(float (&out)[OUT][4], const float (&values)[FRAGMENTS][4], const turbofno_step &step,
                                     const B &first, const B &second, const float *shift, int t) {
-    OperandA<P> in[kChunks];
-#pragma unroll
-    for (int q = 0; q < kChunks; ++q) {
-        float four[4][4];
-        take_fragments(four, values, 4 * q);
-        to_operand(in[q], four);
-    }
+    const TileOperand<P, CHUNKS> y(values);
 #pragma unroll
     for (auto &fragment : out) fragment[0] = fragment[1] = fragment[2] = fragment[3] = 0.0f;
-    const auto add_first = [&](auto &to, const B &operand, int pair) {
-#pragma unroll
-        for (int q = 0; q < kChunks; ++q) {
-            const int left = step.terms - 32 * q;
-            if (left > 0) operand.add(to, in[q], q, pair, left <= 16 ? 1 : 2);
-        }
-    };
-    if (step.hidden == 0) return add_first(out, second, 0);
+    if (step.hidden == 0) return y.add(out, second, step.terms, 0);
 #pragma unroll 1
     for (int chunk = 0; chunk < step.hidden / 32; ++chunk) {
-        float hidden[4][4] = {};
-        add_first(hidden, first, 2 * chunk);
-        add_vector(hidden, shift + 32 * chunk, t);
-        activate<P>(hidden, step.activation, step.parameter);
+        float hidden[4][4];
+        make_hidden(hidden, chunk, y, step, first, shift, t);
         OperandA<P> a;
         to_operand(a, hidden);
         second.add(out, a, chunk, 0);
+    }
+}
+
+// The same for TURBOFNO_DOT_OUTPUTS channels at most, with `weights` [channels][hidden]. Only lanes with t = 0 have the result.
+template <typename P, int CHUNKS, int FRAGMENTS, typename B>
+__device__ __forceinline__ void project_few(float (&out)[2][4], const float (&values)[FRAGMENTS][4], const turbofno_step &step,
+                                            const B &first, const float *weights, const float *shift, int t) {
+    const TileOperand<P, CHUNKS> y(values);
+    float sums[TURBOFNO_DOT_OUTPUTS][2] = {}; // of the points g and g + 8
+#pragma unroll 1
+    for (int chunk = 0; chunk < step.hidden / 32; ++chunk) {
+        float hidden[4][4];
+        make_hidden(hidden, chunk, y, step, first, shift, t);
+#pragma unroll
+        for (int o = 0; o < TURBOFNO_DOT_OUTPUTS; ++o) {
+            if (o >= step.channels) continue;
+#pragma unroll
+            for (int s = 0; s < 2; ++s) {
+                const float4 w = *reinterpret_cast<const float4 *>(weights + o * step.hidden + 32 * chunk + 16 * s + 4 * t);
+#pragma unroll
+                for (int second = 0; second < 2; ++second) {
+                    const float *even = &hidden[2 * s][2 * second], *odd = &hidden[2 * s + 1][2 * second];
+                    float &sum = sums[o][second];
+                    sum = fmaf(w.x, even[0], fmaf(w.y, even[1], fmaf(w.z, odd[0], fmaf(w.w, odd[1], sum))));
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int o = 0; o < TURBOFNO_DOT_OUTPUTS; ++o) {
+#pragma unroll
+        for (int second = 0; second < 2; ++second) {
+            float sum = sums[o][second];
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            out[o / 2][2 * second + o % 2] = sum;
+        }
     }
 }
 

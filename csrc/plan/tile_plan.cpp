@@ -71,7 +71,8 @@ void lay_out(const turbofno_tile &t, TilePlan &p, bool copies_spectra) {
         if (!is_mlp_or_projection(step)) continue;
         const int out = step.kind == TURBOFNO_PROJECT ? kMaxProjected : block_channels;
         if (step.hidden > 0) p.first_at[i] = allocate(operand_words(step.terms, step.hidden, p.planes));
-        p.second_at[i] = allocate(operand_words(step.hidden > 0 ? step.hidden : step.terms, out, p.planes));
+        p.second_at[i] = allocate(projects_few(step) ? step.channels * step.hidden / 4
+                                                     : operand_words(step.hidden > 0 ? step.hidden : step.terms, out, p.planes));
     }
     for (int i = 0; i < t.steps; ++i) {
         const turbofno_step &step = t.step[i];
@@ -145,8 +146,8 @@ Work work_of(const turbofno_tile &t) {
 }
 
 // Estimated run time. A warp waits for its own tile most of the time, so a tile takes the same time beside any other warps; the
-// unit is that of an empty program. The constants fit measured times (`python -m benchmarks.gpu plans`); none is critical: a third more
-// or less changes few choices.
+// unit is that of an empty program. The constants fit measured times (`python -m benchmarks.gpu plans`); none is critical: a third
+// more or less changes few choices.
 double cost(const turbofno_tile &t, const TilePlan &p, const Work &w) {
     const int64_t units = t.batch * t.outer * p.splits;
     const int64_t rounds = ceil_div<int64_t>(units, p.stride);
@@ -211,7 +212,7 @@ const char *unsupported(const turbofno_tile &t) {
 
 } // namespace
 
-void each_plan(const turbofno_tile &t, const std::function<void(const TilePlan &, double)> &visit) {
+void each_plan(const turbofno_tile &t, const std::function<void(const TilePlan &)> &visit) {
     TilePlan p{};
     p.wide = is_wide(t);
     p.planes = t.precision == TURBOFNO_FP32 ? 2 : 1;
@@ -257,7 +258,8 @@ void each_plan(const turbofno_tile &t, const std::function<void(const TilePlan &
                     for (int splits = 1; splits <= tiles && (splits == 1 || rows < split_below); splits *= 2) {
                         p.split_tiles = round_up(ceil_div(tiles, splits), whole_tiles);
                         distribute(t, p);
-                        visit(p, cost(t, p, work));
+                        p.cost = cost(t, p, work);
+                        visit(p);
                     }
                 }
             }
@@ -268,11 +270,8 @@ void each_plan(const turbofno_tile &t, const std::function<void(const TilePlan &
 
 TilePlan plan(const turbofno_tile &t) {
     TilePlan best{};
-    double least = 0.0;
-    each_plan(t, [&](const TilePlan &p, double now) {
-        if (best.warps > 0 && now >= least) return;
-        least = now;
-        best = p;
+    each_plan(t, [&](const TilePlan &p) {
+        if (best.warps == 0 || p.cost < best.cost) best = p;
     });
     return best;
 }
@@ -282,6 +281,7 @@ void describe(const turbofno_tile &t, const TilePlan &p, turbofno_tile_plan &pre
     std::memcpy(prepared.opaque, &p, sizeof p);
     prepared.segment_points = std::min(t.points, p.segment_tiles * kTilePoints);
     prepared.workspace_bytes = int64_t(p.workspace_bytes);
+    prepared.cost = p.cost;
     prepared.stores_split = p.stores_split;
 }
 

@@ -46,7 +46,13 @@ struct TilePlan {
     int prefetch_first, prefetch_last, prefetch_at, prefetch_words;
     int shared_bytes;
     size_t workspace_bytes;
+    double cost; // estimated time
 };
+
+// True for a projection to so few channels that dot products on ordinary cores are faster than tensor cores, which compute 16.
+TURBOFNO_HOST_DEVICE constexpr bool projects_few(const turbofno_step &step) {
+    return step.kind == TURBOFNO_PROJECT && step.hidden > 0 && step.channels <= TURBOFNO_DOT_OUTPUTS;
+}
 
 // 16-byte words of a row's mixed spectra as they are copied to shared memory: four modes at a time.
 TURBOFNO_HOST_DEVICE constexpr int copied_words(int modes, int channels) {

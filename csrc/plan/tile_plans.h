@@ -7,8 +7,8 @@
 
 namespace turbofno {
 
-// Calls `visit` with every plan that fits and its cost.
-void each_plan(const turbofno_tile &tile, const std::function<void(const TilePlan &, double)> &visit);
+// Calls `visit` with every plan that fits.
+void each_plan(const turbofno_tile &tile, const std::function<void(const TilePlan &)> &visit);
 
 // Writes a plan of `tile` for those who launch it.
 void describe(const turbofno_tile &tile, const TilePlan &plan, turbofno_tile_plan &prepared);

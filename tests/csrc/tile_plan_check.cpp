@@ -59,7 +59,9 @@ static void check_memory(const turbofno_tile &t, const TilePlan &p) {
             block.push_back({p.first_at[i], operand_words(step.terms, step.hidden / 16, p.planes)});
         }
         if (wide) {
-            block.push_back({p.second_at[i], operand_words(step.hidden > 0 ? step.hidden : step.terms, out, p.planes)});
+            const int operand = operand_words(step.hidden > 0 ? step.hidden : step.terms, out, p.planes);
+            const bool dots = step.kind == TURBOFNO_PROJECT && step.hidden > 0 && step.channels <= 4; // float32 rows
+            block.push_back({p.second_at[i], dots ? step.channels * step.hidden / 4 : operand});
             expect(p.vector_width[i] == step.hidden, "a hidden vector has the hidden channels", t);
             const int second = step.kind == TURBOFNO_PROJECT ? kMaxProjected : 8 * p.fragments;
             block.push_back({p.vectors_at[i], ceil_div(2 * step.hidden + second, 4)});

@@ -6,7 +6,7 @@ import ctypes
 import re
 import shutil
 import subprocess
-from ctypes import c_float, c_int32, c_int64, c_void_p
+from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
 TYPES: dict[str, Any] = {
     "int32_t": c_int32,
     "int64_t": c_int64,
+    "double": c_double,
     "float": c_float,
     "turbofno_step": _native.Step,
 }
@@ -131,6 +132,7 @@ def test_steps_have_the_header_s_numbers() -> None:
 def test_lengths_of_arrays_are_the_header_s() -> None:
     assert macro("TURBOFNO_MAX_STEPS") == _native.MAX_STEPS
     assert macro("TURBOFNO_PLAN_WORDS") == _native.PLAN_WORDS
+    assert macro("TURBOFNO_DOT_OUTPUTS") == _native.DOT_OUTPUTS
 
 
 def test_functions_take_the_structures_of_the_header() -> None:

@@ -36,6 +36,7 @@ from turbofno_ops._tile_program import (
     Shape,
     cached_operand_bytes,
     pieces,
+    plan_kernel,
     widths,
 )
 from turbofno_ops._torch_stages import TorchStages
@@ -80,6 +81,22 @@ def test_a_program_too_large_for_shared_memory_is_split_before_a_map() -> None:
     assert [piece.refusal for piece in found] == [None, None]
     assert [type(step) for step in found[0].steps] == [Synthesis, Activate, Save]
     assert [type(step) for step in found[1].steps] == [Restore, MLP, Store]
+
+
+def test_a_program_that_fits_is_split_where_two_kernels_cost_less() -> None:
+    """The weights of a wide channel MLP and a map leave shared memory for few warps."""
+    for channels, kernels in ((128, 2), (64, 1)):
+        square, wide = torch.randn(channels, channels), linear(channels, channels)
+        steps = (Synthesis(), Activate("gelu"), MLP(wide, "gelu", wide), AddMap(square), Store(), Analyze())
+        grid = {"batch": 8, "grid": (44, 44, 44), "channels": channels, "x_channels": channels}
+        shape = shape_of(**grid, modes=4, next_modes=4, **H100._asdict())
+        whole, found = plan_kernel(steps, shape), list(pieces(steps, shape))
+        assert whole.refusal is None
+        assert len(found) == kernels
+        costs = [plan_kernel(piece.steps, piece.shape).plan.cost for piece in found]
+        assert sum(costs) < 0.9 * whole.plan.cost or kernels == 1
+    (whole_again,) = found
+    assert whole_again.steps == steps
 
 
 def test_other_channels_are_analysed_by_a_separate_kernel() -> None:
