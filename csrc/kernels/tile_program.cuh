@@ -21,31 +21,33 @@ namespace {
 
 // Copies the fragment pairs of this block's channels of a B operand to shared memory.
 template <typename P, typename B>
-__device__ void copy_operand(uint4 *to, const void *operand, int terms, int pairs_held, int first_pair, int pairs_all) {
+__device__ __forceinline__ void copy_operand(uint4 *to, const void *operand, int terms, int pairs_held, int first_pair,
+                                             int pairs_all) {
     const auto *from = static_cast<const uint4 *>(operand);
-    const int chunks = ceil_div(terms, 32), words = pairs_held * kPairWords<P>;
-    for (int i = threadIdx.x; i < chunks * words; i += blockDim.x) {
-        const int chunk = i / words, rest = i - chunk * words;
-        const int pair = rest / kPairWords<P>, word = rest % kPairWords<P> / kLanes;
-        const bool exists = first_pair + pair < pairs_all;
-        const WordIndex at{chunk, word / P::kPlanes, pair, word % P::kPlanes, i % kLanes};
-        B::copy(to, pairs_held, at, exists ? from + (chunk * pairs_all + first_pair) * kPairWords<P> + rest : from, exists);
-    }
+    const int chunks = ceil_div(terms, 32);
     const auto *inv_scales = reinterpret_cast<const float *>(from + chunks * pairs_all * kPairWords<P>);
     float *to_inv_scales = inv_scales_of<P>(to, terms, pairs_held);
-    for (int i = threadIdx.x; i < chunks * pairs_held; i += blockDim.x) {
-        const int chunk = i / pairs_held, pair = first_pair + i - chunk * pairs_held;
-        const bool exists = pair < pairs_all;
-        copy_async<4>(to_inv_scales + i, exists ? inv_scales + chunk * pairs_all + pair : inv_scales, exists);
+    for (int chunk = 0; chunk < chunks; ++chunk, from += pairs_all * kPairWords<P>) {
+        for (int i = threadIdx.x; i < pairs_held * kPairWords<P>; i += blockDim.x) {
+            const int pair = i / kPairWords<P>, word = i % kPairWords<P> / kLanes;
+            const bool exists = first_pair + pair < pairs_all;
+            const WordIndex at{chunk, word / P::kPlanes, pair, word % P::kPlanes, i % kLanes};
+            B::copy(to, pairs_held, at, exists ? from + first_pair * kPairWords<P> + i : from, exists);
+        }
+        if (const int pair = first_pair + threadIdx.x; threadIdx.x < pairs_held) {
+            const bool exists = pair < pairs_all;
+            copy_async<4>(to_inv_scales + chunk * pairs_held + threadIdx.x,
+                          inv_scales + chunk * pairs_all + (exists ? pair : 0), exists);
+        }
     }
 }
 
-__device__ void copy_words(uint4 *to, const void *from, int words) {
+__device__ __forceinline__ void copy_words(uint4 *to, const void *from, int words) {
     for (int i = threadIdx.x; i < words; i += blockDim.x) copy_async<16>(to + i, static_cast<const uint4 *>(from) + i, true);
 }
 
 // Copies `count` entries of a vector over channels from `first` on, zero padded beyond its `size` entries.
-__device__ void copy_vector(float *to, const float *from, int count, int first, int size) {
+__device__ __forceinline__ void copy_vector(float *to, const float *from, int count, int first, int size) {
     if (from == nullptr) return;
     for (int i = threadIdx.x; i < count; i += blockDim.x) {
         const bool exists = first + i < size;
@@ -103,48 +105,48 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
     const turbofno_tile &t = a.tile;
     const TilePlan &plan = a.plan;
     // the shuffle tells the compiler that the warp index is uniform
-    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / kLanes, 0), first_channel = blockIdx.y * (8 * FRAGMENTS);
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / kLanes, 0), first_channel = COMMON ? 0 : blockIdx.y * (8 * FRAGMENTS);
     WarpGroupContext group;
     group.size = WGMMA ? kWarpgroupWarps : plan.group_warps;
     group.index = warp / group.size;
     group.rank = warp - group.index * group.size;
     group.lane = lane_index();
     const int lane = group.lane, lane_t = lane % 4;
-    const int pairs_all = ceil_div(t.width, 16), tiles = ceil_div(t.points, kTilePoints);
+    const int pairs_all = COMMON ? FRAGMENTS / 2 : ceil_div(t.width, 16), tiles = ceil_div(t.points, kTilePoints);
     const int chunks = ceil_div(2 * t.modes, 32), columns = ceil_div(2 * t.next_modes, 8);
+
+    const auto step_of = [&](int i, int kind) { return COMMON ? common_step<FRAGMENTS, PROGRAM>(t.step[i], kind) : t.step[i]; };
 
     // prologue: weights and tables, all in flight at once; it may overlap the previous kernel unless that one writes them
     if (!t.weights_settled) pdl_wait();
-    for (int i = 0; i < t.steps; ++i) {
-        const turbofno_step &step = t.step[i];
-        if (step.kind == TURBOFNO_ADD_MAP) {
-            copy_operand<P, B>(shared + plan.first_at[i], step.first, step.terms, FRAGMENTS / 2, first_channel / 16,
-                               pairs_all);
-        } else if (WIDE && (step.kind == TURBOFNO_MLP || step.kind == TURBOFNO_PROJECT)) {
-            const int hidden = step.hidden / 16, out = step.kind == TURBOFNO_PROJECT ? 1 : FRAGMENTS / 2;
-            const int out_all = step.kind == TURBOFNO_PROJECT ? 1 : pairs_all;
-            if (hidden > 0) {
-                copy_operand<P, B>(shared + plan.first_at[i], step.first, step.terms, hidden, 0, hidden);
-            }
+    const auto copy_weights = [&](int i, int kind) {
+        const turbofno_step step = step_of(i, kind);
+        float *const vectors = reinterpret_cast<float *>(shared + plan.vectors_at[i]);
+        if (kind == TURBOFNO_ADD_MAP) {
+            copy_operand<P, B>(shared + plan.first_at[i], step.first, step.terms, FRAGMENTS / 2, first_channel / 16, pairs_all);
+        } else if (kind == TURBOFNO_ADD_GATE || (kind == TURBOFNO_AFFINE && !step.per_sample)) {
+            copy_vector(vectors, step.scale, 8 * FRAGMENTS, first_channel, t.width);
+            copy_vector(vectors + 8 * FRAGMENTS, step.shift, 8 * FRAGMENTS, first_channel, t.width);
+        } else if (WIDE && (kind == TURBOFNO_MLP || kind == TURBOFNO_PROJECT)) {
+            const bool projects = kind == TURBOFNO_PROJECT;
+            const int hidden = step.hidden / 16;
+            if (hidden > 0) copy_operand<P, B>(shared + plan.first_at[i], step.first, step.terms, hidden, 0, hidden);
             if (projects_few(step)) {
                 copy_words(shared + plan.second_at[i], step.second, step.channels * step.hidden / 4);
             } else {
-                copy_operand<P, B>(shared + plan.second_at[i], step.second, hidden > 0 ? step.hidden : step.terms, out, 0,
-                                   out_all);
+                copy_operand<P, B>(shared + plan.second_at[i], step.second, hidden > 0 ? step.hidden : step.terms,
+                                   projects ? 1 : FRAGMENTS / 2, 0, projects ? 1 : pairs_all);
             }
+            copy_vector(vectors + step.hidden, step.shift, step.hidden, 0, step.hidden);
+            copy_vector(vectors + 2 * step.hidden, step.second_shift, projects ? kMaxProjected : 8 * FRAGMENTS, 0,
+                        projects ? kMaxProjected : t.width);
         }
-    }
-    for (int i = 0; i < t.steps; ++i) {
-        const turbofno_step &step = t.step[i];
-        if (step.per_sample) continue;
-        const bool hidden = step.kind == TURBOFNO_MLP || step.kind == TURBOFNO_PROJECT;
-        const int width = plan.vector_width[i], first = hidden ? 0 : first_channel, size = hidden ? step.hidden : t.width;
-        float *to = reinterpret_cast<float *>(shared + plan.vectors_at[i]);
-        copy_vector(to, step.scale, width, first, size);
-        copy_vector(to + width, step.shift, width, first, size);
-        const bool projects = step.kind == TURBOFNO_PROJECT;
-        copy_vector(to + 2 * width, step.second_shift, projects ? kMaxProjected : 8 * FRAGMENTS, 0,
-                    projects ? kMaxProjected : t.width);
+    };
+    if constexpr (PROGRAM != 0) {
+        for_each_step<PROGRAM>(true, copy_weights);
+    } else {
+#pragma unroll 1
+        for (int i = 0; i < t.steps; ++i) copy_weights(i, t.step[i].kind);
     }
     const bool on_chip = COMMON || plan.synthesis_on_chip;
     if (on_chip) {
@@ -206,9 +208,13 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
     const auto prefetch_spectra = [&](const TilePosition &at) {
         if (chunks > 0 && copied != nullptr) copy_spectra<LAYOUTS>(copied, t, at, FRAGMENTS / 2, first_channel, group);
     };
+    const auto clear_sums = [&] {
+        for (int i = lane; i < plan.sums_words; i += kLanes) own_sums[i] = float4{};
+    };
     int index = blockIdx.x * groups + group.index;
     Unit unit = unit_of(index);
     unit.at.point = first_point(unit.split);
+    if (!WGMMA) clear_sums();
     pdl_wait();
     pdl_trigger_of_small_grid();
     if (index < units) {
@@ -220,14 +226,10 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
     __syncthreads();
 
     while (index < units) {
-        const Unit next = after_unit(unit);
         TilePosition at = unit.at;
         const bool goes_on = index + plan.stride < units;
-        if constexpr (WGMMA) {
-            wgmma_sums.clear();
-        } else {
-            for (int i = lane; i < plan.sums_words; i += kLanes) own_sums[i] = float4{};
-        }
+        const Unit next = goes_on ? after_unit(unit) : unit;
+        if constexpr (WGMMA) wgmma_sums.clear();
         const int from = unit.split * plan.split_tiles, end = min(tiles, from + plan.split_tiles);
         // splits of segmented rows are whole segments
         for (int segment = unit.split * plan.split_segments, segment_at = segment * plan.segment_tiles; segment_at < end;
@@ -284,7 +286,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                 const float x_inv_scale = x_is_split ? t.x_scales[tile_index] : 1.0f;
                 // inlined, or else y would lie in memory
                 const auto run = [&](int i, int kind) __attribute__((always_inline)) {
-                    const turbofno_step step = COMMON ? common_step<FRAGMENTS, PROGRAM>(t.step[i], kind) : t.step[i];
+                    const turbofno_step step = step_of(i, kind);
                     const float *vectors = reinterpret_cast<const float *>(shared + plan.vectors_at[i]);
                     const auto read = [&](int from_channel, const auto &use) {
                         if (step.channel_first) {
@@ -320,7 +322,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                         break;
                     case TURBOFNO_AFFINE:
                         if (kMapsFirst && i == 1) {
-                            const float *shift = step.per_sample ? step.shift + at.b * t.width : vectors + plan.vector_width[i];
+                            const float *shift = step.per_sample ? step.shift + at.b * t.width : vectors + 8 * FRAGMENTS;
                             if (step.shift != nullptr) set_vector(values, shift, lane_t);
                         } else if (step.per_sample) {
                             const int sample = at.b * t.width + first_channel, left = t.width - first_channel;
@@ -328,7 +330,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                             add_vector(values, step.shift + sample, lane_t, left);
                         } else {
                             if (step.scale != nullptr) scale_by(values, vectors, lane_t);
-                            if (step.shift != nullptr) add_vector(values, vectors + plan.vector_width[i], lane_t);
+                            if (step.shift != nullptr) add_vector(values, vectors + 8 * FRAGMENTS, lane_t);
                         }
                         break;
                     case TURBOFNO_ADD_MAP: {
@@ -346,15 +348,14 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                         if constexpr (WIDE) {
                             const B in(shared + plan.first_at[i], step.terms, step.hidden / 16, lane);
                             const B out(shared + plan.second_at[i], step.hidden > 0 ? step.hidden : step.terms, FRAGMENTS / 2, lane);
-                            const int hidden = plan.vector_width[i];
                             float result[FRAGMENTS][4];
-                            mlp<P, kInputChunks>(result, values, step, in, out, vectors + hidden, lane_t);
+                            mlp<P, kInputChunks>(result, values, step, in, out, vectors + step.hidden, lane_t);
 #pragma unroll
                             for (int j = 0; j < FRAGMENTS; ++j) {
 #pragma unroll
                                 for (int e = 0; e < 4; ++e) values[j][e] = result[j][e];
                             }
-                            add_vector(values, vectors + 2 * hidden, lane_t);
+                            add_vector(values, vectors + 2 * step.hidden, lane_t);
                         }
                         break;
                     case TURBOFNO_STORE:
@@ -384,15 +385,14 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                         if constexpr (WIDE) {
                             const B in(shared + plan.first_at[i], step.terms, step.hidden / 16, lane);
                             const B out(shared + plan.second_at[i], step.hidden > 0 ? step.hidden : step.terms, 1, lane);
-                            const int hidden = plan.vector_width[i];
                             float result[2][4];
                             if (projects_few(step)) {
                                 const auto *weights = reinterpret_cast<const float *>(shared + plan.second_at[i]);
-                                project_few<P, kInputChunks>(result, values, step, in, weights, vectors + hidden, lane_t);
+                                project_few<P, kInputChunks>(result, values, step, in, weights, vectors + step.hidden, lane_t);
                             } else {
-                                mlp<P, kInputChunks>(result, values, step, in, out, vectors + hidden, lane_t);
+                                mlp<P, kInputChunks>(result, values, step, in, out, vectors + step.hidden, lane_t);
                             }
-                            add_vector(result, vectors + 2 * hidden, lane_t);
+                            add_vector(result, vectors + 2 * step.hidden, lane_t);
                             store_all(result, ChannelFirstPoints(step.field, step.channels, 0, outer, t.points, at, lane));
                         }
                         break;
@@ -433,6 +433,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
             });
         }
         group.sync(); // spectra and sums have been read and may be overwritten
+        if (!WGMMA && goes_on) clear_sums();
         // this warp had no tile
         if (!WGMMA && unit.at.point >= t.points && goes_on) prefetch_points(next.at.row, next.at.point);
         unit = next;
@@ -463,7 +464,7 @@ TileKernel kernel_of_all(const TileArguments &a, std::index_sequence<I...>) {
 }
 
 template <typename P, int FRAGMENTS, bool WGMMA> TileKernel kernel_of(const TileArguments &a) {
-    if constexpr (FRAGMENTS == 4 || FRAGMENTS == 8) {
+    if constexpr (FRAGMENTS <= 8) {
         return kernel_of_all<P, FRAGMENTS, WGMMA>(a, std::make_index_sequence<std::size(kPrograms)>());
     } else {
         return kernel_of_programs<P, FRAGMENTS, WGMMA>(a);

@@ -76,10 +76,9 @@ void lay_out(const turbofno_tile &t, TilePlan &p, bool copies_spectra) {
     }
     for (int i = 0; i < t.steps; ++i) {
         const turbofno_step &step = t.step[i];
-        const bool affine = step.kind == TURBOFNO_AFFINE || step.kind == TURBOFNO_ADD_GATE;
-        p.vector_width[i] = is_mlp_or_projection(step) ? step.hidden : affine && !step.per_sample ? block_channels : 0;
-        const bool any = is_mlp_or_projection(step) || p.vector_width[i] > 0;
-        p.vectors_at[i] = allocate(any ? ceil_div(2 * p.vector_width[i] + block_channels, 4) : 0);
+        const bool scales = step.kind == TURBOFNO_ADD_GATE || (step.kind == TURBOFNO_AFFINE && !step.per_sample);
+        const bool maps = is_mlp_or_projection(step);
+        p.vectors_at[i] = allocate(maps ? ceil_div(2 * step.hidden + block_channels, 4) : scales ? 2 * block_channels / 4 : 0);
     }
     const int next_pairs = pairs(2 * t.next_modes), next_fragments = ceil_div(2 * t.next_modes, 8);
     const int wgmma_table = round_up(p.segment_tiles, kWarpgroupWarps) * p.planes * kWgmmaColumns * kLanes / 2;
@@ -240,7 +239,7 @@ void each_plan(const turbofno_tile &t, const std::function<void(const TilePlan &
             if (p.wgmma && (!t.warpgroups || p.fragments < 8 || t.next_modes > kMaxWgmmaModes)) continue;
             if (p.wgmma && p.fragments > kSegmentedFragments && t.next_modes > 0 && p.segment_tiles < tiles) continue;
             find_prefetch(t, p);
-            p.common = has_kernel && (p.fragments == 4 || p.fragments == 8) && p.synthesis_on_chip && is_common(t, 8 * p.fragments);
+            p.common = has_kernel && p.fragments <= 8 && p.synthesis_on_chip && is_common(t, 8 * p.fragments);
             if (choice & 1) {
                 if (p.prefetch_first < 0) continue;
                 p.common = false;

@@ -39,7 +39,7 @@ struct TilePlan {
     // prefetch buffers. `copied_at` is -1 if spectra are not copied there before they are staged. In common programs of
     // warpgroups the copy may lie where y is staged later.
     int first_at[TURBOFNO_MAX_STEPS], second_at[TURBOFNO_MAX_STEPS];
-    int vectors_at[TURBOFNO_MAX_STEPS], vector_width[TURBOFNO_MAX_STEPS]; // scale, shift, second shift of a step
+    int vectors_at[TURBOFNO_MAX_STEPS]; // scale, shift, second shift of a step
     int synthesis_at, analysis_at, first_group, group_words, copied_at, sums_at, sums_words;
     // The channels-last field that maps and gates (or the first load) read is prefetched one tile ahead: steps
     // prefetch_first .. prefetch_last read it from shared memory; -1 without prefetch.

@@ -64,7 +64,7 @@ TURBOFNO_HOST_DEVICE constexpr int last_prefetched(uint64_t program) {
     return last;
 }
 
-// The programs with kernels of their own, which have 4 or 8 fragments.
+// The programs with kernels of their own, which have at most 8 fragments.
 constexpr uint64_t kPrograms[] = {kLayer, kLastLayer, kBlock, kLastBlock, kNormedBlock,
                                   kLastNormedBlock, kAfterNorm, kAfterLastNorm, kLifting};
 
