@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 import torch
 from neuralop.layers.embeddings import GridEmbeddingND
+from neuralop.layers.padding import DomainPadding
 from neuralop.models import CODANO, UQNO
 from neuralop.models import FNO as TheirFNO
 from neuralop.models import TFNO as TheirTFNO
@@ -114,6 +115,12 @@ def test_padding_that_has_run_once(tmp_path: Path) -> None:
     theirs = spread(TheirFNO(**PLAIN, domain_padding=[0.1, 0.3]))
     with torch.no_grad():
         theirs(FIELDS[0])
+    same_answers(theirs, tmp_path)
+
+
+def test_padding_by_a_tuple_that_was_put_in_later(tmp_path: Path) -> None:
+    theirs = spread(TheirFNO(**PLAIN))
+    theirs.domain_padding = DomainPadding((0.1, 0.3))
     same_answers(theirs, tmp_path)
 
 
