@@ -322,6 +322,11 @@ class Network:
                 kinds.add(kind)
                 name = f"blocks.{i}.{('norm', 'mlp_norm')[j]}"
                 self.state[f"{name}.weight"], self.state[f"{name}.bias"] = scale, offset
+        if "group_norm" in kinds and self._settings.metadata.get("norm") == "batch_norm":
+            raise ImportRefused(
+                f"norm=batch_norm, but the checkpoint has no running statistics below {prefix}: a batch norm that "
+                "takes those of each batch is not supported"
+            )
         return "affine" if "affine" in kinds else "group_norm"
 
 

@@ -207,6 +207,63 @@ def test_changes_that_no_argument_expresses_are_refused(tmp_path: Path) -> None:
         pickled(theirs, tmp_path)
 
 
+def _fewer_layers(theirs: Any) -> None:
+    theirs.n_layers = 1
+
+
+def _fewer_layers_everywhere(theirs: Any) -> None:
+    theirs.n_layers = theirs.fno_blocks.n_layers = 1
+
+
+def _no_channel_mlp(theirs: Any) -> None:
+    theirs.fno_blocks.use_channel_mlp = False
+
+
+def _another_norm_of_transforms(theirs: Any) -> None:
+    for conv in theirs.fno_blocks.convs:
+        conv.fft_norm = "backward"
+
+
+def _another_factor(theirs: Any) -> None:
+    theirs.fno_blocks.convs[1].resolution_scaling_factor = [1.0, 2.0]
+
+
+def _no_statistics(theirs: Any) -> None:
+    for norm in theirs.fno_blocks.norm:
+        norm.norm.running_mean = norm.norm.running_var = None
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "says"),
+    [
+        (_fewer_layers, {}, "2 Fourier layers, but n_layers=1"),
+        (_fewer_layers_everywhere, {}, "2 Fourier layers, but n_layers=1"),
+        (_no_channel_mlp, {}, "use_channel_mlp=False"),
+        (_another_norm_of_transforms, {"resolution_scaling_factor": 2}, "fft_norm=backward"),
+        (_another_factor, {}, r"convs\.1 has resolution_scaling_factor"),
+        (
+            _another_factor,
+            {"resolution_scaling_factor": 2},
+            r"convs\.1 has resolution_scaling_factor",
+        ),
+        (_no_statistics, {"norm": "batch_norm"}, "no running statistics"),
+    ],
+)
+def test_layers_that_were_changed_after_construction_are_refused(
+    change: Any, arguments: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    theirs = TheirFNO(**PLAIN, **arguments)
+    change(theirs)
+    with pytest.raises(ImportRefused, match=says):
+        pickled(theirs, tmp_path)
+
+
+def test_the_norm_of_transforms_does_not_matter_on_one_grid(tmp_path: Path) -> None:
+    theirs = spread(TheirFNO(**PLAIN))
+    _another_norm_of_transforms(theirs)
+    same_answers(theirs, tmp_path)
+
+
 def test_shared_layers_with_modules_inside_are_refused(tmp_path: Path) -> None:
     theirs = TheirFNO(**PLAIN)
     theirs.fno_blocks.channel_mlp[1] = theirs.fno_blocks.channel_mlp[0]
