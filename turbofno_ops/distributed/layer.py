@@ -95,6 +95,9 @@ def fourier_layer(
         t is not None and t.requires_grad for t in (x, weight, skip_weight, bias)
     ):
         raise ValueError(f"{op} computes no gradients; call it under torch.no_grad()")
+    if x.shape[0] == 0:
+        # the batch is the same on all processes, so none of them waits
+        return x.new_empty(0, weight.shape[1], *x.shape[2:])
     with torch.no_grad():
         refused = _refusal(x, weight, grid, precision, slab)
         if refused is None:
