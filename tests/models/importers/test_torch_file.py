@@ -10,6 +10,7 @@ import torch
 
 from tests.models.importers.original_scripts import Script
 from turbofno.models.importers.detect import convert, read_checkpoint
+from turbofno.models.importers.normalizers import read_normalizer
 from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.result import Options
 from turbofno.models.importers.torch_file import read_torch_file
@@ -35,6 +36,13 @@ def test_conjugated_and_negated_views_keep_their_values(zipped: bool, tmp_path: 
     assert found.state.keys() == plain.state.keys()
     for name, tensor in plain.state.items():
         assert torch.equal(found.state[name], tensor), name
+
+
+def test_normalisers_that_are_negated_views(tmp_path: Path) -> None:
+    mean = torch.tensor([1.0, -2.0])
+    torch.save({"mean": lazy(mean), "std": mean.abs().bfloat16()}, tmp_path / "normalizer.pt")
+    (found,) = read_normalizer(tmp_path / "normalizer.pt", "input").values()
+    assert (found.mean.tolist(), found.std.tolist()) == ([1.0, -2.0], [1.0, 2.0])
 
 
 class Flagged:
