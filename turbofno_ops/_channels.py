@@ -39,4 +39,6 @@ def skip_and_bias(
         return pointwise(x, skip, bias)
     if bias is None:
         return None
-    return bias.view(-1, *[1] * (len(shape) - 2)).expand(shape).contiguous()
+    per_channel = bias.view(-1, *[1] * (len(shape) - 2))
+    # a copy also where one field on a grid of one point is the bias itself, as callers write to the result
+    return per_channel.expand(shape).clone(memory_format=torch.contiguous_format)

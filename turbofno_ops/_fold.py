@@ -84,6 +84,7 @@ def fold(description: FNODescription, device: torch.device) -> Folded:
         ),
         device,
         torch.float64,
+        copy=True,
     )
     shift = scale = rescaling = None
     if inputs is not None:
@@ -114,19 +115,27 @@ def fold(description: FNODescription, device: torch.device) -> Folded:
 Tensors = TypeVar("Tensors")
 
 
-def to_device(group: Tensors, device: torch.device, dtype: torch.dtype) -> Tensors:
-    """Copy tuples and dataclasses with their tensors contiguous on `device`, in `dtype` or its complex counterpart."""
+def to_device(
+    group: Tensors, device: torch.device, dtype: torch.dtype, *, copy: bool = False
+) -> Tensors:
+    """Copy tuples and dataclasses with their tensors contiguous on `device`, in `dtype` or its complex counterpart.
+
+    With `copy` none of the tensors shares memory with a given one; without, those may that are so already.
+    """
     moved: Any = group
     if isinstance(group, torch.Tensor):
         if group.is_complex():
             # not made contiguous: lowering permutes them, often to their own memory order
-            moved = group.detach().to(device, dtype.to_complex())
+            moved = group.detach().to(device, dtype.to_complex(), copy=copy)
         else:
-            moved = group.detach().to(device, dtype).contiguous()
+            moved = group.detach().to(device, dtype, copy=copy).contiguous()
     elif isinstance(group, tuple):
-        moved = tuple(to_device(one, device, dtype) for one in group)
+        moved = tuple(to_device(one, device, dtype, copy=copy) for one in group)
     elif is_dataclass(group) and not isinstance(group, type):
-        parts = {f.name: to_device(getattr(group, f.name), device, dtype) for f in fields(group)}
+        parts = {
+            f.name: to_device(getattr(group, f.name), device, dtype, copy=copy)
+            for f in fields(group)
+        }
         moved = replace(group, **parts)
     result: Tensors = moved
     return result

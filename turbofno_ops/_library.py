@@ -16,6 +16,7 @@ from torch.library import Library
 
 from turbofno_ops import _cuda_layer, _gemm, _reference
 from turbofno_ops._activations import activate_in_place, activation_gradient
+from turbofno_ops._autocast import uncast, without_autocast
 from turbofno_ops._channels import mix, mode_major, skip_and_bias
 from turbofno_ops._choice import Choice
 from turbofno_ops._implementations import add_implementation
@@ -198,8 +199,9 @@ for _name, _run, _fake in (
     ),
     ("fourier_layer", _fourier_layer, _fake_fourier_layer),
 ):
-    add_implementation(f"turbofno::{_name}", _run)
-    _library.impl(_name, _run, "CompositeExplicitAutograd")
+    _plain = uncast(_run)
+    add_implementation(f"turbofno::{_name}", _plain)
+    _library.impl(_name, _plain, "CompositeExplicitAutograd")
     torch.library.register_fake(f"turbofno::{_name}", _fake, lib=_library)
 
 
@@ -235,6 +237,11 @@ def _save_fourier_layer(ctx, inputs, output) -> None:  # type: ignore[no-untyped
 
 
 def _differentiate_fourier_layer(ctx, grad):  # type: ignore[no-untyped-def]
+    with without_autocast(grad.device):
+        return _fourier_layer_gradients(ctx, grad)  # type: ignore[no-untyped-call]
+
+
+def _fourier_layer_gradients(ctx, grad):  # type: ignore[no-untyped-def]
     x, weight, skip_weight, bias = ctx.saved_tensors
     grad = grad.contiguous()
     if ctx.activation != "none":

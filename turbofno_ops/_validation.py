@@ -33,6 +33,11 @@ def check_field_and_weight(op: str, x: torch.Tensor, weight: torch.Tensor) -> No
         TypeError: Unsupported or mismatched dtypes.
         ValueError: Wrong rank, channels or device.
     """
+    for name, value in (("x", x), ("weight", weight)):
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(
+                f"{op}: {name} must be a tensor, got {type(value).__name__}; pass torch.as_tensor({name})"
+            )
     if x.dtype not in _COMPLEX:
         raise TypeError(
             f"{op}: x must be float32 or float64, got {x.dtype}; convert with x.float()"

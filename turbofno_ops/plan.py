@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from turbofno_ops._autocast import without_autocast
 from turbofno_ops._check import check
 from turbofno_ops._cuda import CudaStages, field_dtype
 from turbofno_ops._graphs import Graph, GraphCache
@@ -96,7 +97,7 @@ class CompiledChain:
         self._check(x, size)
         if x.shape[0] == 0:
             return self._empty_output(x, size)
-        with torch.no_grad():
+        with torch.no_grad(), without_autocast(self.device):
             if self.backend == "cuda":
                 with torch.cuda.device(self.device):
                     return self._run_graphs(x, size)

@@ -95,7 +95,9 @@ def convert(checkpoint: Checkpoint, options: Options) -> Imported:
     """
     with _refusing_inconsistency(checkpoint.path):
         _refuse_shared_storage(checkpoint.tensors)
-        return _convert(checkpoint, options)
+        # a file may hold lazy views, conjugated or negated
+        plain = {n: t.resolve_conj().resolve_neg() for n, t in checkpoint.tensors.items()}
+        return _convert(replace(checkpoint, tensors=plain), options)
 
 
 @contextmanager

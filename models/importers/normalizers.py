@@ -83,7 +83,8 @@ def read_normalizer(
         raise ImportRefused(f"{path} is not a regular file")
     values = _numbers(_read(path))
     found: dict[Side, Scaling] = {}
-    for owner in {owner for owner, _ in values}:
+    owners: dict[Side, str] = {}
+    for owner in dict.fromkeys(owner for owner, _ in values):
         last = owner.rpartition(".")[2]
         side: Side | None = "input" if last in _INPUT else "output" if last in _OUTPUT else only
         if side is None:
@@ -94,10 +95,21 @@ def read_normalizer(
         if only is not None and side != only:
             continue
         one = {name: value for (its, name), value in values.items() if its == owner}
-        found[side] = _scaling(one, f"{path}: {owner or side}", eps)
+        scaling = _scaling(one, f"{path}: {owner or side}", eps)
+        if side in found and not _equal(found[side], scaling):
+            raise ImportRefused(
+                f"{path} holds several normalisers for the {side}, {owners[side] or '(without a name)'} and "
+                f"{owner or '(without a name)'}: save the one that the network was trained with alone"
+            )
+        found.setdefault(side, scaling)
+        owners.setdefault(side, owner)
     if not found:
         raise ImportRefused(f"{path} holds no mean and std")
     return found
+
+
+def _equal(one: Scaling, other: Scaling) -> bool:
+    return torch.equal(one.mean, other.mean) and torch.equal(one.std, other.std)
 
 
 def constant(mean: tuple[float, ...], std: tuple[float, ...], source: str) -> Scaling:
@@ -164,7 +176,8 @@ def _numbers(content: Any) -> dict[tuple[str, str], Tensor]:
         owner, _, name = path.rpartition(".")
         match = _NAME.fullmatch(name)
         if match is not None:
-            found[match[1] or owner, match[2]] = as_tensor(value, path)
+            inside = ".".join(filter(None, (owner, match[1])))
+            found[inside, match[2]] = as_tensor(value, path)
     return found
 
 

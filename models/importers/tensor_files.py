@@ -81,7 +81,10 @@ def as_tensor(value: Any, label: str) -> Tensor:
     try:
         if isinstance(value, Tensor) and value.is_complex():
             raise TypeError("complex values")
-        array = np.asarray(value.cpu() if isinstance(value, Tensor) else value, dtype=np.float64)
+        if isinstance(value, Tensor):
+            # numpy has no bfloat16 and no lazily negated arrays
+            value = value.double().resolve_neg()
+        array = np.asarray(value, dtype=np.float64)
     except (ValueError, TypeError, OverflowError) as error:
         raise ImportRefused(f"{label} must be real numbers: {error}") from None
     if not np.isfinite(array).all():

@@ -60,6 +60,7 @@ class _Lazy:
     offset: int
     size: tuple[int, ...]
     stride: tuple[int, ...]
+    flags: Any = None
 
 
 def read_torch_file(source: Path | bytes, label: str = "") -> Any:
@@ -276,12 +277,31 @@ def _whole(values: Any) -> bool:
     )
 
 
-def _rebuild(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> Tensor:
-    return _tensor(storage, offset, size, stride)
+def _rebuild(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> Tensor:
+    return _flagged(_tensor(storage, offset, size, stride), _flags(rest))
 
 
-def _postponed(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> _Lazy:
-    return _Lazy(storage, offset, size, stride)
+def _postponed(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> _Lazy:
+    return _Lazy(storage, offset, size, stride, _flags(rest))
+
+
+def _flags(rest: tuple[Any, ...]) -> Any:
+    """What torch writes after requires_grad and the hooks: {"conj": True, "neg": True} of a lazy view, or nothing."""
+    return rest[2] if len(rest) > 2 else None
+
+
+def _flagged(tensor: Tensor, flags: Any) -> Tensor:
+    """The tensor as the view that was saved; a view, because many tensors may share one storage."""
+    if not flags:
+        return tensor
+    numbers = tensor.is_complex() or tensor.is_floating_point()
+    if not isinstance(flags, dict) or not set(flags) <= {"conj", "neg"} or not numbers:
+        raise ImportRefused(
+            f"a tensor of {tensor.dtype} has the unknown flags {reprlib.repr(flags)}"
+        )
+    if flags.get("conj"):
+        tensor = tensor.conj()
+    return torch._neg_view(tensor) if flags.get("neg") else tensor
 
 
 def _settle(value: Any) -> Any:
@@ -294,7 +314,8 @@ def _settle(value: Any) -> Any:
             return done[id(item)][1]
         result = item
         if isinstance(item, _Lazy):
-            result = _tensor(item.storage, item.offset, item.size, item.stride)
+            whole = _tensor(item.storage, item.offset, item.size, item.stride)
+            result = _flagged(whole, item.flags)
         elif isinstance(item, tuple):
             result = tuple(map(settled, item))
         done[id(item)] = (item, result)

@@ -27,23 +27,31 @@ def real(values: ArrayLike, what: str = "fields") -> Fields:
     Raises BadInput for anything else.
     """
     tensor: Any = values
-    if np.ma.is_masked(tensor):
+    if _is_masked(tensor):
         raise BadInput(
             f"{what} must be an array without masked values, which would be sent as what the mask hides: give them a "
             "value with .filled(value)"
         )
-    if hasattr(tensor, "detach") and not tensor.is_complex():
-        # numpy cannot convert torch tensors that require gradients, are on a GPU, or hold bfloat16.
-        tensor = tensor.detach().float().cpu()
     try:
+        if hasattr(tensor, "detach") and not tensor.is_complex():
+            # numpy cannot convert torch tensors that require gradients, are on a GPU, hold bfloat16 or are lazily negated.
+            tensor = tensor.detach().float().cpu().resolve_neg()
         array = np.asarray(tensor)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         raise BadInput(f"{what} must be an array of real numbers: {error}") from None
     if array.dtype.name == "bfloat16":
         array = array.astype(np.float32)
     if array.dtype.kind not in "fiub":
         raise BadInput(f"{what} must be an array of real numbers, got dtype {array.dtype}")
     return np.asarray(array, dtype="<f4", order="C")
+
+
+def _is_masked(values: Any) -> bool:
+    """True for an array with masked values, and for sequences that hold one, whose masks numpy would drop."""
+    if isinstance(values, list | tuple):
+        holders = (list, tuple, np.ma.MaskedArray)
+        return any(_is_masked(value) for value in values if isinstance(value, holders))
+    return bool(np.ma.is_masked(values))
 
 
 def encode(inputs: Inputs) -> tuple[str, bytes]:

@@ -404,6 +404,10 @@ def an_empty_batch() -> None:
     compiled = distributed.compile_fno(network(PLAIN).description(), device=device())
     x = torch.randn(0, 2, len(slab_rows(size[0])), 9, device=device())
     assert compiled(x, size).shape == (0, 3, len(slab_rows(size[0])), 9)
+    x = torch.empty(0, 2, 13, 9)
+    weight = torch.randn(2, 3, 4, 3, dtype=DTYPE.to_complex(), device=device())
+    found = distributed.fourier_layer(given(x), weight, (13, 9))
+    assert found.shape == (0, 3, len(distributed.slab_rows(13)), 9)
 
 
 def raises(kind: type[Exception], words: str) -> pytest.RaisesExc[Exception]:

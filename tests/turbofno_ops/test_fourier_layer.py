@@ -91,3 +91,19 @@ def test_fourier_layer_refuses(
 ) -> None:
     with pytest.raises(error, match=says):
         fourier_layer(X, W, **options)
+
+
+@pytest.mark.parametrize("backend", ["gemm", "reference"])
+@pytest.mark.parametrize("grid", [(1,), (1, 1), (1, 1, 1), (4, 3)])
+def test_arguments_are_not_written_to(grid: tuple[int, ...], backend: str) -> None:
+    x, bias, skip = torch.randn(1, 3, *grid), torch.randn(2), torch.randn(2, 3)
+    weight = torch.randn(3, 2, *[1] * len(grid), dtype=torch.complex64)
+    for given in (None, skip):
+        arguments = [x, weight, bias, skip]
+        before = [tensor.clone() for tensor in arguments]
+        y = fourier_layer(
+            x, weight, skip_weight=given, bias=bias, activation="relu", backend=backend
+        )
+        y.fill_(7.0)
+        for tensor, was in zip(arguments, before, strict=True):
+            assert torch.equal(tensor, was)

@@ -21,6 +21,7 @@ from tests.turbofno_ops.random_fno import (
 )
 from turbofno.models.core.checkpoint import load_model
 from turbofno.models.core.config import ChannelMLP, FNOArchitecture, Normalization
+from turbofno.models.core.fno import FNO, to_precision
 from turbofno.models.zoo import TRAINED
 from turbofno_ops import (
     MLP,
@@ -102,6 +103,28 @@ def test_later_calls_do_not_overwrite_a_result() -> None:
     kept = first.clone()
     chain(torch.randn(2, 2, 20, 21))
     assert torch.equal(first, kept)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weights_that_change_later_do_not_change_the_chain(dtype: torch.dtype) -> None:
+    arch = FNOArchitecture(
+        in_channels=2,
+        out_channels=1,
+        hidden_channels=6,
+        n_layers=3,
+        modes=(5, 3),
+        channel_mlp=ChannelMLP(hidden_channels=4, skip="linear"),
+        norm="group_norm",
+    )
+    network = to_precision(FNO(arch), dtype)
+    chain = compile_fno(network.description(), device="cpu")
+    x = torch.randn(2, 2, 9, 8, dtype=dtype)
+    before = chain(x)
+    with torch.no_grad():
+        for weight in network.parameters():
+            # as a step of training does
+            weight.add_(1.0)
+            assert torch.equal(chain(x), before)
 
 
 def test_works_inside_and_outside_inference_mode() -> None:

@@ -134,6 +134,8 @@ W = torch.zeros(2, 3, 4, 3, dtype=torch.complex64)
     ("x", "weight", "options", "error", "says"),
     [
         (X.half(), W, {}, TypeError, "x must be float32 or float64"),
+        (X.numpy(), W, {}, TypeError, r"x must be a tensor, got ndarray; pass torch\.as_tensor"),
+        (X, W.tolist(), {}, TypeError, "weight must be a tensor, got list"),
         (X, W.to(torch.complex128), {}, TypeError, "weight must be torch.complex64"),
         (X.double(), W, {}, TypeError, "weight must be torch.complex128"),
         (X[0, 0], W, {}, ValueError, r"\[batch, channels, \*grid\]"),

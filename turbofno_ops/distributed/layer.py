@@ -8,6 +8,7 @@ import torch
 
 from turbofno_ops import _cuda_layer
 from turbofno_ops._activations import parse_activation
+from turbofno_ops._autocast import without_autocast
 from turbofno_ops._choice import Choice
 from turbofno_ops._slab import Slab
 from turbofno_ops._stages import (
@@ -95,7 +96,10 @@ def fourier_layer(
         t is not None and t.requires_grad for t in (x, weight, skip_weight, bias)
     ):
         raise ValueError(f"{op} computes no gradients; call it under torch.no_grad()")
-    with torch.no_grad():
+    if x.shape[0] == 0:
+        # the batch is the same on all processes, so none of them waits
+        return x.new_empty(0, weight.shape[1], *x.shape[2:])
+    with torch.no_grad(), without_autocast(x.device):
         refused = _refusal(x, weight, grid, precision, slab)
         if refused is None:
             record(Choice("cuda", "x is on a GPU and the CUDA kernels support every slab"))

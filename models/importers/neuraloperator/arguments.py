@@ -28,9 +28,14 @@ def grid_ranges(value: Any, n_dim: int) -> list[tuple[float, float]] | None:
     )
 
 
-def padding_of(amount: Any, mode: Any, n_dim: int, *, scaled: bool) -> DomainPadding | None:
-    """`domain_padding` and `domain_padding_mode`."""
-    if amount is None:
+def padding_of(
+    amount: Any, mode: Any, n_dim: int, *, scaled: bool, built: bool
+) -> DomainPadding | None:
+    """`domain_padding` and `domain_padding_mode`.
+
+    `built` is False for an argument of FNO.__init__, which ignores a tuple, and True for what a DomainPadding holds.
+    """
+    if amount is None or (isinstance(amount, tuple) and not built):
         return None
     fractions = tuple(amount) if _is_list(amount) else (amount,) * n_dim
     if not all(isinstance(f, int | float) for f in fractions) or len(fractions) != n_dim:

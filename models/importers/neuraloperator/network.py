@@ -71,6 +71,11 @@ class Network:
         norm = self._norms()
         self._tensors.finish("neuraloperator", _PARTS)
         positional = self._positional_grid(lifting[0])
+        padding, built = get("domain_padding"), bool(get("_whole"))
+        if isinstance(padding, tuple) and not built:
+            self._settings.assumptions.append(
+                f"there is no domain padding, because neuraloperator ignores a tuple: domain_padding={padding}"
+            )
         if scaling and self._old:
             raise ImportRefused(
                 "output_scaling_factor is not supported for 0.3 (there the field's amplitude changes with the number "
@@ -104,10 +109,11 @@ class Network:
             norm_groups=get("norm_groups") if norm == "group_norm" else 1,
             positional_grid="endpoint_excluded" if positional else "none",
             domain_padding=padding_of(
-                get("domain_padding"),
+                padding,
                 get("domain_padding_mode"),
                 self._n_dim,
                 scaled=bool(scaling),
+                built=built,
             ),
             mode_placement=placement,
             odd_axes_rolled=self._n_dim > 1 and self._settings.release != "main",
@@ -316,6 +322,11 @@ class Network:
                 kinds.add(kind)
                 name = f"blocks.{i}.{('norm', 'mlp_norm')[j]}"
                 self.state[f"{name}.weight"], self.state[f"{name}.bias"] = scale, offset
+        if "group_norm" in kinds and self._settings.metadata.get("norm") == "batch_norm":
+            raise ImportRefused(
+                f"norm=batch_norm, but the checkpoint has no running statistics below {prefix}: a batch norm that "
+                "takes those of each batch is not supported"
+            )
         return "affine" if "affine" in kinds else "group_norm"
 
 

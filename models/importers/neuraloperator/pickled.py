@@ -68,6 +68,7 @@ def settings_of(module: Stub) -> dict[str, Any] | None:
         settings |= _sizes(modules, root) | {"_whole": True}
         settings.pop("args", None)
         _refuse_other_activations(modules, root)
+        _refuse_other_layers(modules, root)
     return settings
 
 
@@ -185,6 +186,39 @@ def _refuse_other_activations(modules: dict[str, Stub], root: str) -> None:
             raise ImportRefused(
                 f"{path} has the activation {has}, but FNO.__init__ sets {usual}: activations that were changed after "
                 "construction are not supported"
+            )
+
+
+def _refuse_other_layers(modules: dict[str, Stub], root: str) -> None:
+    """Refuse layers that are left out, or that scale in another way than the network's arguments say."""
+    path = _join(root, "fno_blocks")
+    blocks = modules[path].attributes
+    convs = _listed(modules, _join(path, "convs"))
+    # in 0.3, one module has the convolutions of all layers
+    counts = {modules[root].attributes.get("n_layers"), blocks.get("n_layers"), len(convs) or None}
+    numbers = sorted(n for n in counts if isinstance(n, int))
+    if len(numbers) > 1:
+        raise ImportRefused(
+            f"the network has {numbers[-1]} Fourier layers, but n_layers={numbers[0]}: layers that were left out after "
+            "construction are not supported. Build a network with fewer layers and load the tensors of those"
+        )
+    if blocks.get("use_channel_mlp") is False and _listed(modules, _join(path, "channel_mlp")):
+        raise ImportRefused(
+            "use_channel_mlp=False, but the network has channel MLPs: they were switched off after construction, which "
+            "is not supported. Build the network with use_channel_mlp=False and load the other tensors"
+        )
+    scaling = blocks.get("resolution_scaling_factor")
+    for i, conv in enumerate(convs):
+        own = conv.attributes.get("resolution_scaling_factor")
+        norm = conv.attributes.get("fft_norm", "forward")
+        if own != (None if scaling is None else scaling[i]):
+            raise ImportRefused(
+                f"fno_blocks.convs.{i} has resolution_scaling_factor={own}, the network {scaling}: factors that were "
+                "changed after construction are not supported"
+            )
+        if own is not None and norm != "forward":
+            raise ImportRefused(
+                f"fno_blocks.convs.{i} has fft_norm={norm}; with resolution scaling, only 'forward' is supported"
             )
 
 

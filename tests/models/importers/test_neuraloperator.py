@@ -138,6 +138,17 @@ def test_positional_arguments_and_other_grid_ranges(tmp_path: Path) -> None:
     assert_parity(imported_exactly(*read_saved(tmp_path, "model")), xs, expected)
 
 
+def test_a_tuple_of_paddings_is_ignored_as_by_the_library(tmp_path: Path) -> None:
+    theirs = spread(TheirFNO(**PLAIN, domain_padding=(0.2, 0.3)))
+    assert theirs.domain_padding is None
+    theirs.save_checkpoint(tmp_path, "model")
+    xs = fields(PLAIN, GRIDS)
+    expected = outputs(theirs, xs)
+    imported = imported_exactly(*read_saved(tmp_path, "model"))
+    assert_parity(imported, xs, expected)
+    assert any("ignores a tuple" in assumed for assumed in imported.assumptions)
+
+
 def test_batch_norm_keeps_its_statistics(tmp_path: Path) -> None:
     theirs = TheirFNO(**PLAIN, norm="batch_norm").train()
     for _ in range(3):

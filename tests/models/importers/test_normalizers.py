@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -217,3 +218,28 @@ def test_impossible_normalisers_are_refused(
     (tmp_path / "n.json").write_text(json.dumps(content))
     with pytest.raises(ImportRefused, match=says):
         normalizing(read_normalizer(tmp_path / "n.json"), ARCH)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"x": {"mean": 1.0, "std": 2.0}, "a": {"mean": 5.0, "std": 2.0}},
+        {"x_mean": 1.0, "x_std": 2.0, "input_mean": 5.0, "input_std": 2.0},
+        {"train": {"x": {"mean": 1.0, "std": 2.0}}, "test": {"x": {"mean": 5.0, "std": 2.0}}},
+        {"train": {"x_mean": 1.0, "x_std": 2.0}, "test": {"x_mean": 5.0, "x_std": 2.0}},
+    ],
+)
+def test_several_normalisers_of_one_side_are_refused(content: Any, tmp_path: Path) -> None:
+    path = tmp_path / "normalizer.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ImportRefused, match="several normalisers for the input"):
+        read_normalizer(path)
+    path.write_text(json.dumps(content).replace("5.0", "1.0"))
+    assert read_normalizer(path)["input"].mean.item() == 1.0
+
+
+def test_several_normalisers_without_the_name_of_a_side_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "normalizer.json"
+    path.write_text(json.dumps({"p": {"mean": 1, "std": 2}, "v": {"mean": 5, "std": 2}}))
+    with pytest.raises(ImportRefused, match="several normalisers for the input, p and v"):
+        read_normalizer(path, "input")

@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 import torch
 from neuralop.layers.embeddings import GridEmbeddingND
+from neuralop.layers.padding import DomainPadding
 from neuralop.models import CODANO, UQNO
 from neuralop.models import FNO as TheirFNO
 from neuralop.models import TFNO as TheirTFNO
@@ -117,6 +118,12 @@ def test_padding_that_has_run_once(tmp_path: Path) -> None:
     same_answers(theirs, tmp_path)
 
 
+def test_padding_by_a_tuple_that_was_put_in_later(tmp_path: Path) -> None:
+    theirs = spread(TheirFNO(**PLAIN))
+    theirs.domain_padding = DomainPadding((0.1, 0.3))
+    same_answers(theirs, tmp_path)
+
+
 @pytest.mark.parametrize(
     "module",
     [torch.nn.GELU(), torch.nn.GELU(approximate="tanh"), torch.nn.LeakyReLU(0.2)],
@@ -198,6 +205,63 @@ def test_changes_that_no_argument_expresses_are_refused(tmp_path: Path) -> None:
     theirs.fno_blocks.norm[1].eps = 1e-3
     with pytest.raises(ImportRefused, match=r"eps=0\.001"):
         pickled(theirs, tmp_path)
+
+
+def _fewer_layers(theirs: Any) -> None:
+    theirs.n_layers = 1
+
+
+def _fewer_layers_everywhere(theirs: Any) -> None:
+    theirs.n_layers = theirs.fno_blocks.n_layers = 1
+
+
+def _no_channel_mlp(theirs: Any) -> None:
+    theirs.fno_blocks.use_channel_mlp = False
+
+
+def _another_norm_of_transforms(theirs: Any) -> None:
+    for conv in theirs.fno_blocks.convs:
+        conv.fft_norm = "backward"
+
+
+def _another_factor(theirs: Any) -> None:
+    theirs.fno_blocks.convs[1].resolution_scaling_factor = [1.0, 2.0]
+
+
+def _no_statistics(theirs: Any) -> None:
+    for norm in theirs.fno_blocks.norm:
+        norm.norm.running_mean = norm.norm.running_var = None
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "says"),
+    [
+        (_fewer_layers, {}, "2 Fourier layers, but n_layers=1"),
+        (_fewer_layers_everywhere, {}, "2 Fourier layers, but n_layers=1"),
+        (_no_channel_mlp, {}, "use_channel_mlp=False"),
+        (_another_norm_of_transforms, {"resolution_scaling_factor": 2}, "fft_norm=backward"),
+        (_another_factor, {}, r"convs\.1 has resolution_scaling_factor"),
+        (
+            _another_factor,
+            {"resolution_scaling_factor": 2},
+            r"convs\.1 has resolution_scaling_factor",
+        ),
+        (_no_statistics, {"norm": "batch_norm"}, "no running statistics"),
+    ],
+)
+def test_layers_that_were_changed_after_construction_are_refused(
+    change: Any, arguments: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    theirs = TheirFNO(**PLAIN, **arguments)
+    change(theirs)
+    with pytest.raises(ImportRefused, match=says):
+        pickled(theirs, tmp_path)
+
+
+def test_the_norm_of_transforms_does_not_matter_on_one_grid(tmp_path: Path) -> None:
+    theirs = spread(TheirFNO(**PLAIN))
+    _another_norm_of_transforms(theirs)
+    same_answers(theirs, tmp_path)
 
 
 def test_shared_layers_with_modules_inside_are_refused(tmp_path: Path) -> None:

@@ -58,6 +58,8 @@ class Recorder:
         lambda x: x.double().t().contiguous().t(),
         lambda x: torch.nn.Parameter(x),
         lambda x: (4 * x).int(),
+        lambda x: torch.complex(x, -x).conj().imag,
+        lambda x: torch.complex(x, -x).conj().imag.requires_grad_(),
     ],
 )
 def test_torch_tensors_are_accepted(change: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -65,7 +67,7 @@ def test_torch_tensors_are_accepted(change: Callable[[torch.Tensor], torch.Tenso
     server = Recorder(npy(np.zeros((3, 5), "f4")))
     with server.client() as client:
         client.predict("m", tensor)
-    np.testing.assert_array_equal(server.sent, tensor.detach().float().numpy())
+    np.testing.assert_array_equal(server.sent, tensor.detach().float().resolve_neg().numpy())
     assert server.sent.dtype == np.dtype("<f4")
 
 
@@ -73,6 +75,10 @@ def test_torch_tensors_are_accepted(change: Callable[[torch.Tensor], torch.Tenso
     "fields",
     [
         torch.ones(2, dtype=torch.complex64),
+        torch.ones(2, dtype=torch.complex64).conj(),
+        torch.ones(2, dtype=torch.complex64, requires_grad=True),
+        torch.ones(2, device="meta"),
+        [torch.ones(2, requires_grad=True)],
         torch.eye(2).to_sparse(),
         [[1.0, 2.0], [3.0]],
         np.array(["a"]),
@@ -92,7 +98,7 @@ def test_masked_values_are_refused() -> None:
     fields = np.ma.masked_greater(np.array([[1.0, 1e9]]), 1e6)
     server = Recorder(npy(np.zeros((1, 2), "f4")))
     with server.client() as client:
-        for given in (fields, {"u0": fields}):
+        for given in (fields, {"u0": fields}, [fields, fields], {"u0": ([fields],)}):
             with pytest.raises(BadInput, match=r"without masked values.*\.filled\(value\)"):
                 client.predict("m", given)
         assert not server.requests

@@ -1,0 +1,70 @@
+"""Tensors that a file holds as lazy views are read with the values that torch.load gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.models.importers.original_scripts import Script
+from turbofno.models.importers.detect import convert, read_checkpoint
+from turbofno.models.importers.normalizers import read_normalizer
+from turbofno.models.importers.refusal import ImportRefused
+from turbofno.models.importers.result import Options
+from turbofno.models.importers.torch_file import read_torch_file
+
+
+def lazy(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values as a view with torch's conjugate or negative bit."""
+    if tensor.is_complex():
+        return tensor.conj().resolve_conj().conj()
+    return torch.complex(tensor, -tensor).conj().imag
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_conjugated_and_negated_views_keep_their_values(zipped: bool, tmp_path: Path) -> None:
+    state = Script("B", (3, 3), 4, 1, 1).state_dict()
+    views = {name: lazy(tensor) for name, tensor in state.items()}
+    assert {view.is_conj() or view.is_neg() for view in views.values()} == {True}
+    for name, tensors in (("plain.pt", state), ("views.pt", views)):
+        torch.save(tensors, tmp_path / name, _use_new_zipfile_serialization=zipped)
+    plain, found = (
+        convert(read_checkpoint(tmp_path / name), Options()) for name in ("plain.pt", "views.pt")
+    )
+    assert found.state.keys() == plain.state.keys()
+    for name, tensor in plain.state.items():
+        assert torch.equal(found.state[name], tensor), name
+
+
+def test_normalisers_that_are_negated_views(tmp_path: Path) -> None:
+    mean = torch.tensor([1.0, -2.0])
+    torch.save({"mean": lazy(mean), "std": mean.abs().bfloat16()}, tmp_path / "normalizer.pt")
+    (found,) = read_normalizer(tmp_path / "normalizer.pt", "input").values()
+    assert (found.mean.tolist(), found.std.tolist()) == ([1.0, -2.0], [1.0, 2.0])
+
+
+class Flagged:
+    """A tensor in a pickle, with something where torch writes the flags of a lazy view."""
+
+    def __init__(self, tensor: torch.Tensor, flags: Any) -> None:
+        self._tensor, self._flags = tensor, flags
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rebuild, given = self._tensor.__reduce_ex__(2)[:2]
+        return rebuild, (*given[:6], self._flags)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "flags"),
+    [
+        (torch.ones(2), {"quantised": True}),
+        (torch.ones(2), 1),
+        (torch.ones(2, dtype=torch.int64), {"neg": True}),
+    ],
+)
+def test_unknown_flags_are_refused(tensor: torch.Tensor, flags: Any, tmp_path: Path) -> None:
+    torch.save({"weight": Flagged(tensor, flags)}, tmp_path / "flagged.pt")
+    with pytest.raises(ImportRefused, match="unknown flags"):
+        read_torch_file(tmp_path / "flagged.pt")
