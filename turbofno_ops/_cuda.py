@@ -41,6 +41,7 @@ from turbofno_ops._stages import (
 )
 from turbofno_ops._support import device_clusters, device_limits
 from turbofno_ops._tile_program import (
+    TILE_POINTS,
     ChannelsLast,
     Piece,
     Shape,
@@ -52,8 +53,15 @@ from turbofno_ops._tile_program import (
     readable,
 )
 from turbofno_ops.description import PRECISIONS, Size
+from turbofno_ops.fft import _kernels as _fft_kernels
+from turbofno_ops.fft import _plan as _fft_plan
+from turbofno_ops.fft._plan import Launch
+from turbofno_ops.fft._rule import MIXED_RADIX
+from turbofno_ops.fft._transform import Axis, Transform
 
 _MODES_PER_KERNEL = 32  # of a kernel that only analyses
+# A tile program of at least so many channels and at most so many modes, with whole tiles, runs on warpgroups.
+_WARPGROUP_CHANNELS, _WARPGROUP_MODES = 64, 16
 
 
 def field_dtype(precision: str) -> torch.dtype:
@@ -83,11 +91,12 @@ class _Analysis(NamedTuple):
 class _Planned(NamedTuple):
     """A piece with its launches.
 
-    A stored field is analysed by one launch on cards with wgmma, elsewhere by kernels of a few modes each.
+    A stored field is analysed by one launch on cards with wgmma, elsewhere by kernels of a few modes each. The rows of a field
+    with its channel first are contiguous: these are lines of a transform.
     """
 
     piece: Piece
-    launches: tuple[_Kernel, ...] | _Analysis
+    launches: tuple[_Kernel, ...] | _Analysis | Transform
 
 
 class TileProgram(NamedTuple):
@@ -167,7 +176,9 @@ class CudaStages:
         found = self._programs.get((steps, shape))
         if found is None:
             planned = tuple(
-                _Planned(piece, self._analysis(piece) or self._parts(piece))
+                _Planned(
+                    piece, self._transform(piece) or self._analysis(piece) or self._parts(piece)
+                )
                 for piece in pieces(steps, shape)
             )
             found = self._programs[steps, shape] = TileProgram(steps, planned)
@@ -191,6 +202,10 @@ class CudaStages:
         fields: dict[str, Field | None] = {"x": operands.x, "saved": operands.saved}
         given, done = operands, Results()
         for piece, launches in program.pieces:
+            if isinstance(launches, Transform):
+                assert isinstance(operands.x, torch.Tensor)
+                done = Results(spectra=_fft_kernels.run(operands.x, launches))
+                continue
             if isinstance(launches, _Analysis):
                 done = Results(spectra=self._analyze(launches, _required(fields[piece.y])))
                 continue
@@ -229,6 +244,8 @@ class CudaStages:
         found = [*self.mix.tables]
         for program in self._programs.values():
             for _, launches in program.pieces:
+                if isinstance(launches, Transform):
+                    continue  # its tables are counted by their own cache
                 if isinstance(launches, _Analysis):
                     found.append(launches.table)
                     continue
@@ -251,6 +268,28 @@ class CudaStages:
             x_channel_first=isinstance(given.x, torch.Tensor),
             modes=0 if given.mixed is None else given.mixed.shape[-1],
         )
+
+    def _transform(self, piece: Piece) -> Transform | None:
+        """Return the analysis of the rows of the network's input as a transform, or None where a tile program is faster (H200) or
+        serves alone."""
+        shape = piece.shape
+        points, modes = shape.grid[-1], shape.next_modes
+        if [type(step) for step in piece.steps] != [Source, Analyze] or self._slab is not None:
+            return None
+        by_warpgroups = self._limits.warpgroups and shape.channels >= _WARPGROUP_CHANNELS
+        if by_warpgroups and modes <= _WARPGROUP_MODES and points % TILE_POINTS == 0:
+            return None
+        axis = Axis(1 + len(shape.grid), points, points, 0, modes, 0)
+        transform = Transform("real_to_complex", inverse=False, axes=(axis,), scaling="whole")
+        # asked without memory, with the limits of an A100
+        x = torch.empty(shape.batch, shape.channels, *shape.grid, device="meta")
+        if _fft_plan.refusal(x, transform) is not None:
+            return None
+        (step,) = _fft_plan.plan_of(_fft_plan.problem(x, transform)).steps
+        # That kernel takes odd real lines in pairs, and rounds them otherwise where one near them is not finite: a batch element
+        # would change with another one.
+        in_pairs = points % 2 == 1 and isinstance(step, Launch) and step.kernel == MIXED_RADIX
+        return None if in_pairs else transform
 
     def _analysis(self, piece: Piece) -> _Analysis | None:
         """Plan the analysis of a stored field, or return None if the piece is another or needs a tile program."""

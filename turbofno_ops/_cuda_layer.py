@@ -28,20 +28,13 @@ from turbofno_ops._stages import (
     Store,
     Synthesis,
 )
-from turbofno_ops._support import device_limits, gpu_refusal, product_refusal, program_refusal
+from turbofno_ops._support import gpu_refusal, product_refusal, program_refusal
 from turbofno_ops._tile_program import Weighted, readable
 from turbofno_ops.description import Size
-from turbofno_ops.fft import _kernels
-from turbofno_ops.fft import _plan as _fft_plan
-from turbofno_ops.fft._plan import Launch
-from turbofno_ops.fft._rule import MIXED_RADIX
-from turbofno_ops.fft._transform import Axis, Transform
 
 _MAX_CHECKED_SHAPES = 4096
 _HOST_BYTES = 32 * 1024  # estimate for a plan's structures and steps
 _BEFORE: tuple[Step, ...] = (Source(), Analyze())
-# A tile program of at least so many channels and at most so many modes, with whole tiles, runs on warpgroups.
-_WARPGROUP_CHANNELS, _WARPGROUP_MODES, _TILE_POINTS = 64, 16, 16
 
 
 class _LayerShape(NamedTuple):
@@ -81,9 +74,7 @@ class _Plan:
         in_shape = self.stages.shape(
             batch=shape.batch, channels=c_in, x_channels=c_in, x_channel_first=True, modes=0
         )
-        self._rows = _transform_of_rows(shape, in_shape.next_modes)
-        if self._rows is None:
-            self._before = self.stages.prepare(_BEFORE, in_shape)
+        self._before = self.stages.prepare(_BEFORE, in_shape)
         mixed_shape = in_shape._replace(
             grid=self.stages_after.size, channels=c_out, modes=in_shape.next_modes
         )
@@ -93,33 +84,9 @@ class _Plan:
 
     def analyze(self, x: torch.Tensor) -> torch.Tensor:
         """Return the spectra of the rows of a contiguous field."""
-        if self._rows is not None:
-            return _kernels.run(x, self._rows)
         spectra = self.stages.run(self._before, Operands(x=x)).spectra
         assert spectra is not None
         return spectra
-
-
-def _transform_of_rows(shape: _LayerShape, modes: int) -> Transform | None:
-    """Return the analysis of the rows as a transform, or None where a tile program is faster (H200) or serves alone.
-
-    The rows of a field are contiguous, as the kernels of transforms take them and tile programs do not.
-    """
-    points, channels = shape.size[-1], shape.channels[0]
-    by_warpgroups = device_limits(shape.device).warpgroups and channels >= _WARPGROUP_CHANNELS
-    if by_warpgroups and modes <= _WARPGROUP_MODES and points % _TILE_POINTS == 0:
-        return None
-    axis = Axis(1 + len(shape.size), points, points, 0, modes, 0)
-    transform = Transform("real_to_complex", inverse=False, axes=(axis,), scaling="whole")
-    # asked without memory, with the limits of an A100
-    x = torch.empty(shape.batch, channels, *shape.size, device="meta")
-    if shape.slab is not None or _fft_plan.refusal(x, transform) is not None:
-        return None
-    (launch,) = _fft_plan.plan_of(_fft_plan.problem(x, transform)).steps
-    # That kernel takes odd real lines in pairs, and rounds them otherwise where one near them is not finite: a batch element
-    # would change with another one.
-    in_pairs = points % 2 == 1 and isinstance(launch, Launch) and launch.kernel == MIXED_RADIX
-    return None if in_pairs else transform
 
 
 def _stages(shape: _LayerShape, size: Size) -> CudaStages:

@@ -34,7 +34,7 @@ from turbofno_ops.description import PRECISIONS, PointwiseMap, Size
 
 _WORD = 16  # bytes: size granularity of points, alignment of tensors
 _FRAGMENT_PAIR = 16  # channels of two fragments
-_TILE_POINTS = 16
+TILE_POINTS = 16
 _HIDDEN = 32  # hidden channels of an MLP are a multiple of this
 _PROJECTED = 16
 # Most channels times modes for which a program also analyses its result. Beyond, the sums leave shared memory for few
@@ -81,7 +81,7 @@ class ChannelsLast:
     @classmethod
     def empty_split(cls, batch: int, grid: Size, channels: int, device: torch.device) -> Self:
         field = cls.empty(batch, grid, channels, torch.float32, device)
-        tiles = -(-grid[-1] // _TILE_POINTS)
+        tiles = -(-grid[-1] // TILE_POINTS)
         return replace(field, scales=torch.empty(batch, *grid[:-1], tiles, device=device))
 
     def values(self) -> torch.Tensor:
@@ -91,7 +91,7 @@ class ChannelsLast:
         parts = self.data.view(torch.float16).unflatten(-1, (-1, 2, _WORD // 4))
         high, low = parts.unbind(-2)
         values = high.float().add_(low).flatten(-2)
-        scales = self.scales.repeat_interleave(_TILE_POINTS, -1)
+        scales = self.scales.repeat_interleave(TILE_POINTS, -1)
         values *= scales[..., : self.data.shape[-2], None]
         return values[..., : self.channels]
 

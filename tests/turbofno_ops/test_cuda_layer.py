@@ -49,8 +49,7 @@ class Recorder:
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     made = Recorder()
-    for module in (_cuda, _cuda_layer):
-        monkeypatch.setattr(module, "device_limits", lambda _: A100)
+    monkeypatch.setattr(_cuda, "device_limits", lambda _: A100)
     monkeypatch.setattr(_cuda, "device_clusters", lambda _: 0)
     for module in (_cuda, _cuda_product):
         monkeypatch.setattr(module, "launch", made.launch)
@@ -145,8 +144,7 @@ def test_rows_are_analysed_by_warpgroups_where_they_are_fast_and_else_by_a_trans
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hopper = A100._replace(warpgroups=True)
-    for module in (_cuda, _cuda_layer):
-        monkeypatch.setattr(module, "device_limits", lambda _: hopper)
+    monkeypatch.setattr(_cuda, "device_limits", lambda _: hopper)
     for size, channels, first in (
         ((64, 48), 64, "tile_program"),
         ((64, 48), 32, "dense_dft"),
