@@ -452,7 +452,13 @@ TileKernel kernel_of_programs(const TileArguments &a) {
     } else {
         constexpr bool kWide = is_wide(PROGRAM);
         if (a.plan.wide != kWide || !serves(PROGRAM, a.tile)) return kernel_of_programs<P, FRAGMENTS, WGMMA, OTHERS...>(a);
-        if (!a.common) return tile_program<P, FRAGMENTS, kWide, WGMMA, PROGRAM, false, Layouts::kBoth>;
+        if (!a.common) {
+            if constexpr (FRAGMENTS == 2) {
+                return kernel_of_programs<P, FRAGMENTS, WGMMA>(a); // rare, and compiling takes long
+            } else {
+                return tile_program<P, FRAGMENTS, kWide, WGMMA, PROGRAM, false, Layouts::kBoth>;
+            }
+        }
         return a.tile.channels_last ? tile_program<P, FRAGMENTS, kWide, WGMMA, PROGRAM, true, Layouts::kChannelsLast>
                                     : tile_program<P, FRAGMENTS, kWide, WGMMA, PROGRAM, true, Layouts::kChannelsFirst>;
     }
