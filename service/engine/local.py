@@ -67,6 +67,7 @@ class LocalEngine:
         Raises ValueError for a wrong repository, model name or device.
         """
         device = self._device = prepare_device(settings)
+        self._on_cpu = device.type == "cpu"
         pipeline = open_pipeline(device)
         self._scheduler = Scheduler(
             settings,
@@ -138,7 +139,7 @@ class LocalEngine:
 
     def buffer(self, size: int, *, aligned_at: int = 0) -> memoryview | None:
         # On a CPU numpy gathers a batch from any memory; torch, for a GPU, from writable memory only.
-        return None if self._device.type == "cpu" else heap_buffer(size, aligned_at)
+        return None if self._on_cpu else heap_buffer(size, aligned_at)
 
     def predict(self, request: PredictRequest) -> Coroutine[Any, Any, PredictResult]:
         return self._turn.ask(request)

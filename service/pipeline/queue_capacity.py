@@ -68,10 +68,11 @@ class QueueCapacity:
             self._check_deadline(kind.flow, deadline - ticket.arrival, ticket.arrival)
         self._count(kind, ticket.size, min(ticket.size, self._batch_limit(kind)))
 
-    def reserve_all(self, tickets: Sequence[Ticket]) -> bool:
+    def reserve_all(self, tickets: Sequence[Ticket], *, at_once: bool = False) -> bool:
         """Reserve for tickets of one kind together, if even the last of them fits behind the others and none has a quota.
 
-        False if not: then nothing is counted, and some of them may still fit one by one.
+        False if not: then nothing is counted, and some of them may still fit one by one. Tickets that start `at_once` do not
+        wait: nothing is counted, but they have to fit.
         """
         kind, arrival = tickets[0].kind, tickets[0].arrival
         (model, version, *_), limit = kind.bucket, self._batch_limit(kind)
@@ -94,7 +95,11 @@ class QueueCapacity:
         wait = self.wait_seconds(model, kind.flow.level, arrival) + own
         if wait * _MARGIN > before - arrival:
             return False
-        self._count(kind, fields, ahead)
+        if not at_once:
+            self._count(kind, fields, ahead)
+        elif kind.bucket[:2] not in self._waiting:
+            # The metric of waiting fields begins with the first batch, as 0.
+            self._count(kind, 0, 0)
         return True
 
     def restore(self, tickets: Sequence[Ticket]) -> None:
@@ -170,9 +175,10 @@ class QueueCapacity:
             quotas.append((("caller", request.client), limit))
         return quotas
 
-    def dispatch(self, batch: Sequence[Slice], now: float) -> float:
-        """Take a batch out of the queue, onto the device. Returns its expected seconds; 0: not known yet."""
-        self._release(batch)
+    def dispatch(self, batch: Sequence[Slice], now: float, *, waited: bool = True) -> float:
+        """Take a batch onto the device, out of the queue if it `waited`. Returns its expected seconds; 0: not known yet."""
+        if waited:
+            self._release(batch)
         kind = batch[0].ticket.kind
         fields = sum(stop - start for _, start, stop in batch)
         return self.start_batch(kind.bucket.model, fields * kind.field_bytes, now)
