@@ -61,6 +61,8 @@ class PredictRequest(msgspec.Struct, eq=False, array_like=True):
     """Most fields of that client in the engine at once; 0: no limit."""
     trace: str = ""
     """The caller's W3C traceparent; empty if it is not traced."""
+    at_once: bool = False
+    """True if no other request can come in this turn of the event loop. An engine in this process then does not await its end."""
     output_buffer: Fields | None = None
     """Array that receives the outputs, if the caller provides one; not written after the outcome is set."""
     vjp: VjpShapes | None = None

@@ -142,7 +142,7 @@ class LocalEngine:
         return None if self._on_cpu else heap_buffer(size, aligned_at)
 
     def predict(self, request: PredictRequest) -> Coroutine[Any, Any, PredictResult]:
-        return self._turn.ask(request)
+        return self._turn.ask(request, at_once=request.at_once)
 
     def _submit_turn(self, turn: list[Asked[Ticket]]) -> None:
         tickets = self.submit([(one.request, one.outcome) for one in turn], at_once=True)
