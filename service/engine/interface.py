@@ -185,9 +185,6 @@ class Engine(Protocol):
     def start(self) -> None:
         """Begin to load models, on the running event loop."""
 
-    def start_draining(self) -> None:
-        """Report not ready from now on; admitted requests can still be predicted."""
-
     async def close(self, *, within: float) -> None:
         """Finish accepted work within that many seconds, fail the rest with Unavailable, and stop. Idempotent."""
 
@@ -236,7 +233,7 @@ class Engine(Protocol):
 
     @property
     def ready(self) -> bool:
-        """True if all start-up models are loaded and warm, and the service is neither draining nor failed."""
+        """True if all start-up models are loaded and warm, and the device has not failed."""
 
     @property
     def failure(self) -> str:

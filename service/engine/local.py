@@ -100,7 +100,6 @@ class LocalEngine:
                 staging=lambda: pipeline.staging_bytes,
             )
         self._loading: asyncio.Task[None] | None = None
-        self._draining = False
         self._turn = Turn(self._submit_turn, self.cancel)
 
     def start(self) -> None:
@@ -109,11 +108,7 @@ class LocalEngine:
         self._scheduler.start()
         self._loading = asyncio.create_task(self._repository.load_all(self._locations))
 
-    def start_draining(self) -> None:
-        self._draining = True
-
     async def close(self, *, within: float) -> None:
-        self._draining = True
         self._turn.end()
         if self._loading is not None:
             self._loading.cancel()
@@ -261,7 +256,7 @@ class LocalEngine:
 
     @property
     def ready(self) -> bool:
-        return not (self._draining or self.failure) and self._repository.ready
+        return not self.failure and self._repository.ready
 
     @property
     def failure(self) -> str:
