@@ -151,10 +151,7 @@ class QueueCapacity:
                 f"{whose} has {used} fields in progress and was asked for {fields} more: "
                 f"its limit is {limit}{setting}."
             )
-            error = self.queue_full(f"{scope}_fields", request.model, message)
-            if fields > limit:
-                raise PayloadTooLarge(f"{message} Send fewer fields in a request.")
-            raise error
+            raise self.over_limit(f"{scope}_fields", request.model, message, never=fields > limit)
         for key, _ in quotas:
             self._quota_used[key] += fields
 
@@ -267,6 +264,13 @@ class QueueCapacity:
             f"{message} Retry after the time in Retry-After.",
             retry_after=self.drain_seconds if retry_after is None else _bounded(retry_after),
         )
+
+    def over_limit(
+        self, reason: str, model: str, message: str, *, never: bool
+    ) -> QueueFull | PayloadTooLarge:
+        """As `queue_full`, for a limit that the request alone may exceed: then it `never` fits."""
+        error = self.queue_full(reason, model, message)
+        return PayloadTooLarge(f"{message} Send fewer fields in a request.") if never else error
 
     def _batch_limit(self, kind: Kind) -> int:
         """Most fields in a batch of that kind."""
