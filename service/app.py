@@ -118,7 +118,6 @@ async def drain(context: AppContext) -> None:
     settings = context.settings
     until = time.monotonic() + settings.drain_seconds
     context.admission.start_draining()
-    context.engine.start_draining()
     try:
         async with asyncio.timeout(settings.drain_seconds):
             await context.admission.wait_idle()

@@ -61,6 +61,8 @@ class PredictRequest(msgspec.Struct, eq=False, array_like=True):
     """Most fields of that client in the engine at once; 0: no limit."""
     trace: str = ""
     """The caller's W3C traceparent; empty if it is not traced."""
+    at_once: bool = False
+    """True if no other request can come in this turn of the event loop. An engine in this process then does not await its end."""
     output_buffer: Fields | None = None
     """Array that receives the outputs, if the caller provides one; not written after the outcome is set."""
     vjp: VjpShapes | None = None
@@ -183,9 +185,6 @@ class Engine(Protocol):
     def start(self) -> None:
         """Begin to load models, on the running event loop."""
 
-    def start_draining(self) -> None:
-        """Report not ready from now on; admitted requests can still be predicted."""
-
     async def close(self, *, within: float) -> None:
         """Finish accepted work within that many seconds, fail the rest with Unavailable, and stop. Idempotent."""
 
@@ -234,7 +233,7 @@ class Engine(Protocol):
 
     @property
     def ready(self) -> bool:
-        """True if all start-up models are loaded and warm, and the service is neither draining nor failed."""
+        """True if all start-up models are loaded and warm, and the device has not failed."""
 
     @property
     def failure(self) -> str:

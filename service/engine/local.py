@@ -67,6 +67,7 @@ class LocalEngine:
         Raises ValueError for a wrong repository, model name or device.
         """
         device = self._device = prepare_device(settings)
+        self._on_cpu = device.type == "cpu"
         pipeline = open_pipeline(device)
         self._scheduler = Scheduler(
             settings,
@@ -99,7 +100,6 @@ class LocalEngine:
                 staging=lambda: pipeline.staging_bytes,
             )
         self._loading: asyncio.Task[None] | None = None
-        self._draining = False
         self._turn = Turn(self._submit_turn, self.cancel)
 
     def start(self) -> None:
@@ -108,11 +108,7 @@ class LocalEngine:
         self._scheduler.start()
         self._loading = asyncio.create_task(self._repository.load_all(self._locations))
 
-    def start_draining(self) -> None:
-        self._draining = True
-
     async def close(self, *, within: float) -> None:
-        self._draining = True
         self._turn.end()
         if self._loading is not None:
             self._loading.cancel()
@@ -138,10 +134,10 @@ class LocalEngine:
 
     def buffer(self, size: int, *, aligned_at: int = 0) -> memoryview | None:
         # On a CPU numpy gathers a batch from any memory; torch, for a GPU, from writable memory only.
-        return None if self._device.type == "cpu" else heap_buffer(size, aligned_at)
+        return None if self._on_cpu else heap_buffer(size, aligned_at)
 
     def predict(self, request: PredictRequest) -> Coroutine[Any, Any, PredictResult]:
-        return self._turn.ask(request)
+        return self._turn.ask(request, at_once=request.at_once)
 
     def _submit_turn(self, turn: list[Asked[Ticket]]) -> None:
         tickets = self.submit([(one.request, one.outcome) for one in turn], at_once=True)
@@ -260,7 +256,7 @@ class LocalEngine:
 
     @property
     def ready(self) -> bool:
-        return not (self._draining or self.failure) and self._repository.ready
+        return not self.failure and self._repository.ready
 
     @property
     def failure(self) -> str:

@@ -37,16 +37,21 @@ class Turn(Generic[W]):
         self.fields_awaited = 0
         """Number of fields for which callers wait."""
 
-    async def ask(self, request: PredictRequest) -> PredictResult:
-        """Return the outcome of a request, or raise it. Cancelling this cancels its work."""
+    async def ask(self, request: PredictRequest, *, at_once: bool = False) -> PredictResult:
+        """Return the outcome of a request, or raise it. Cancelling this cancels its work.
+
+        `at_once` takes it, and those before it, without waiting for the turn's end.
+        """
         loop = asyncio.get_running_loop()
         asked: Asked[W] = Asked(request, loop.create_future())
-        if not self._asked:
+        if not (self._asked or at_once):
             loop.call_soon(self.end)
         self._asked.append(asked)
         size = len(request.fields)
         self.fields_awaited += size
         try:
+            if at_once:
+                self.end()
             return await asked.outcome
         except asyncio.CancelledError:
             if asked.work is not None:
@@ -58,7 +63,7 @@ class Turn(Generic[W]):
             del asked
 
     def end(self) -> None:
-        """Take the requests so far: at the turn's end, or before something that concerns them."""
+        """Take the requests so far: at the turn's end, or before something that concerns them, or if no other can come."""
         asked, self._asked = self._asked, []
         wanted = [one for one in asked if not one.outcome.done()]
         if not wanted:

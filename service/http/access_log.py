@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 access = logging.getLogger("service.access")
 
-POLLED = frozenset({"/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"})
+HEALTH = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
+"""Paths that load balancers and container platforms poll, which send no key."""
+POLLED = HEALTH | {"/metrics"}
 """Paths that machines poll: logged at DEBUG and not traced."""
 _TIMINGS = {step: f"{step};dur=%.3f".encode() for step in ("decode", "queue", "compute", "encode")}
 

@@ -118,6 +118,8 @@ class Call:
     """Size of the decoded body, if its headers give it; set by `operations.begin` for an operation with fields."""
     aligned_at: int | None = None
     """Offset in the body of fields that are used without a copy; set by the operation's `parse`."""
+    at_once = False
+    """True if it came whole and no other can come in that turn of the event loop: there is no other, nor a connection for it."""
     shed = False
     """True if refused because the queue was full."""
     fields = body_bytes = 0

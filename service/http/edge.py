@@ -322,6 +322,8 @@ class Edge(HttpToolsProtocol):
     def _start_admitted(self) -> None:
         exchange, self._admitted = self._admitted, None
         if exchange is not None:
+            only = len(self.connections) == 1 == len(self._unanswered)
+            exchange.call.at_once = only and exchange.complete
             exchange.start()
 
     def _body_is_late(self) -> None:

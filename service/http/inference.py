@@ -94,6 +94,7 @@ def engine_request(call: Call, fields: Fields, seconds: float | None) -> Predict
         request_id=call.request_id,
         client=caller.name,
         client_max_fields=caller.max_fields,
+        at_once=call.at_once,
         deadline=time.monotonic() + (allowed if seconds is None else min(allowed, seconds)),
     )
 

@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING
 
 from turbofno.service.errors import Unauthorized
+from turbofno.service.http.access_log import HEALTH
 from turbofno.service.pipeline.admission import Caller
 from turbofno.service.settings import env_name
 
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from turbofno.service.http.call import Call
-
-HEALTH = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
-"""Open without a key: load balancers and container platforms send none."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _KEY = re.compile(r"[\x21-\x7e]{16,256}")

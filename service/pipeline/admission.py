@@ -261,10 +261,7 @@ class Admission:
                 f"{one.whose} hold {one.held} bytes and have no room for {more} more: "
                 f"{whose} limit is {one.limit}{setting}."
             )
-            error = self._capacity.queue_full(one.reason, model, message)
-            if size > one.limit:
-                raise PayloadTooLarge(f"{message} Send fewer fields in a request.")
-            raise error
+            raise self._capacity.over_limit(one.reason, model, message, never=size > one.limit)
 
     def _counted(self, caller: Caller, model: str) -> Sequence[_Bytes]:
         """The records that count the bytes of a request."""

@@ -75,15 +75,15 @@ class Batcher:
         self._policy = policy
         self._shares = Shares()
         self._queues: dict[Bucket, _Queue] = {}
-        self._lowered: dict[Bucket, int] = {}
+        self.lowered: dict[Bucket, int] = {}
+        """Most fields in a batch of a bucket of which more ran out of memory (`MemoryLimits`)."""
 
     def add(self, *tickets: Ticket) -> None:
         """Append tickets of one kind to their lane."""
         kind = tickets[0].kind
         queue = self._queues.get(kind.bucket)
         if queue is None:
-            limit = self._policy_limit(kind)
-            queue = self._queues[kind.bucket] = _Queue(limit, self._lowered.get(kind.bucket, limit))
+            queue = self._queues[kind.bucket] = _Queue(kind)
         queue.add(kind.flow, tickets)
 
     def restore(self, tickets: Sequence[Ticket]) -> None:
@@ -94,8 +94,10 @@ class Batcher:
 
     def limit(self, kind: Kind) -> int:
         """Most fields in a batch of this kind."""
-        lowered = self._lowered.get(kind.bucket)
-        return self._policy_limit(kind) if lowered is None else lowered
+        lowered = self.lowered.get(kind.bucket)
+        if lowered is not None:
+            return lowered
+        return self._policy.limit(kind.field_bytes, kind.gradient_bytes, model=kind.flow.model)
 
     def note_ran(self, batch: Sequence[Slice], seconds: float) -> None:
         """Charge the device time of a batch to the flows whose fields ran in it."""
@@ -106,18 +108,6 @@ class Batcher:
         total = sum(fields.values())
         for flow, count in fields.items():
             self._shares.charge(flow, seconds * count / total)
-
-    def lower_limit(self, bucket: Bucket, fields: int) -> None:
-        """Limit batches of a bucket to that many fields: more ran out of memory."""
-        self._lowered[bucket] = fields
-        if bucket in self._queues:
-            self._queues[bucket].limit = fields
-
-    def restore_limit(self, bucket: Bucket) -> None:
-        """Restore the policy's limit."""
-        del self._lowered[bucket]
-        if bucket in self._queues:
-            self._queues[bucket].limit = self._queues[bucket].policy_limit
 
     def discard(self, ticket: Ticket) -> None:
         """Remove a ticket if it still waits."""
@@ -137,13 +127,15 @@ class Batcher:
             queue = self._queues.get(bucket)
             if queue is None or flow not in queue.lanes:
                 continue
-            ready_at = queue.ready_at(self._policy.max_delay)
+            limit = self.limit(queue.kind)
+            full = queue.fields >= limit
+            ready_at = float("-inf") if full else queue.ready_at(self._policy.max_delay)
             if ready_at > now:
                 wake_at = ready_at if wake_at is None else min(wake_at, ready_at)
                 continue
-            if full_only and not queue.full:
+            if full_only and not full:
                 break
-            batch = queue.take(flow, now, expired)
+            batch = queue.take(flow, limit, now, expired)
             self._drop_if_empty(bucket)
             if batch:
                 self._shares.serve(flow)
@@ -161,9 +153,6 @@ class Batcher:
         for ticket in tickets:
             ticket.dispatched = ticket.size
         return tuple([Slice(ticket, 0, ticket.size) for ticket in tickets])
-
-    def _policy_limit(self, kind: Kind) -> int:
-        return self._policy.limit(kind.field_bytes, kind.gradient_bytes, model=kind.flow.model)
 
     def _lanes_in_order(self) -> list[tuple[float, int, int, Flow, Bucket]]:
         """All lanes, ordered by clock, then priority, then age."""
@@ -183,33 +172,30 @@ class Batcher:
 class _Queue:
     """One bucket: for each flow a non-empty lane of tickets in order."""
 
-    def __init__(self, policy_limit: int, limit: int) -> None:
-        self.policy_limit, self.limit = policy_limit, limit
-        self._fields = 0
+    def __init__(self, kind: Kind) -> None:
+        """`kind` is that of its first tickets; kinds of a bucket differ by flow only."""
+        self.kind = kind
+        self.fields = 0
         self.lanes: dict[Flow, OrderedDict[int, Ticket]] = {}
 
     def add(self, flow: Flow, tickets: Sequence[Ticket]) -> None:
         self.lanes.setdefault(flow, OrderedDict()).update((one.order, one) for one in tickets)
-        self._fields += sum(one.size for one in tickets)
+        self.fields += sum(one.size for one in tickets)
 
     def sort(self, flow: Flow) -> None:
         self.lanes[flow] = OrderedDict(sorted(self.lanes[flow].items()))
 
     def discard(self, ticket: Ticket) -> None:
         if ticket.order in self.lanes.get(ticket.kind.flow, ()):
-            self._fields -= ticket.waiting
+            self.fields -= ticket.waiting
             lane = self.lanes[ticket.kind.flow]
             del lane[ticket.order]
             if not lane:
                 del self.lanes[ticket.kind.flow]
 
-    @property
-    def full(self) -> bool:
-        return self._fields >= self.limit
-
     def ready_at(self, delay: float) -> float:
-        """Return the time to run: now if full or without delay; a ticket is delayed for at most half of its time to its deadline."""
-        if delay == 0.0 or self.full:
+        """Return the time to run: now without delay; a ticket is delayed for at most half of its time to its deadline."""
+        if delay == 0.0:
             return float("-inf")
         return min(
             ticket.arrival + delay
@@ -219,18 +205,24 @@ class _Queue:
             for ticket in lane.values()
         )
 
-    def take(self, first: Flow, now: float, expired: list[Ticket]) -> list[Slice]:
-        """A batch of that lane's tickets, filled up from the other lanes; empty if all of its tickets are over."""
+    def take(self, first: Flow, limit: int, now: float, expired: list[Ticket]) -> list[Slice]:
+        """A batch of at most `limit` of that lane's tickets' fields, filled up from the other lanes; empty if all of its tickets are over."""
         batch: list[Slice] = []
-        room = self.limit
+        room = limit
         for flow in (first, *sorted(self.lanes.keys() - {first})):
-            room = self._take(flow, room, now, batch, expired)
+            room = self._take(flow, room, limit, now, batch, expired)
             if not batch:
                 break
         return batch
 
     def _take(
-        self, flow: Flow, room: int, now: float, batch: list[Slice], expired: list[Ticket]
+        self,
+        flow: Flow,
+        room: int,
+        limit: int,
+        now: float,
+        batch: list[Slice],
+        expired: list[Ticket],
     ) -> int:
         """Move what fits from the head of one lane into the batch. Returns how many more fields fit."""
         lane = self.lanes[flow]
@@ -241,16 +233,16 @@ class _Queue:
             late = start == 0 and deadline is not None and deadline <= now
             if late or ticket.settled:
                 del lane[order]
-                self._fields -= ticket.size - start
+                self.fields -= ticket.size - start
                 if not ticket.settled:
                     expired.append(ticket)
                 continue
-            if room < ticket.size <= self.limit:
+            if room < ticket.size <= limit:
                 break
             del lane[order]
             count = min(ticket.size - start, room)
             ticket.dispatched += count
-            self._fields -= count
+            self.fields -= count
             room -= count
             batch.append(Slice(ticket, start, ticket.dispatched))
             if ticket.dispatched < ticket.size:

@@ -68,10 +68,11 @@ class QueueCapacity:
             self._check_deadline(kind.flow, deadline - ticket.arrival, ticket.arrival)
         self._count(kind, ticket.size, min(ticket.size, self._batch_limit(kind)))
 
-    def reserve_all(self, tickets: Sequence[Ticket]) -> bool:
+    def reserve_all(self, tickets: Sequence[Ticket], *, at_once: bool = False) -> bool:
         """Reserve for tickets of one kind together, if even the last of them fits behind the others and none has a quota.
 
-        False if not: then nothing is counted, and some of them may still fit one by one.
+        False if not: then nothing is counted, and some of them may still fit one by one. Tickets that start `at_once` do not
+        wait: nothing is counted, but they have to fit.
         """
         kind, arrival = tickets[0].kind, tickets[0].arrival
         (model, version, *_), limit = kind.bucket, self._batch_limit(kind)
@@ -94,7 +95,11 @@ class QueueCapacity:
         wait = self.wait_seconds(model, kind.flow.level, arrival) + own
         if wait * _MARGIN > before - arrival:
             return False
-        self._count(kind, fields, ahead)
+        if not at_once:
+            self._count(kind, fields, ahead)
+        elif kind.bucket[:2] not in self._waiting:
+            # The metric of waiting fields begins with the first batch, as 0.
+            self._count(kind, 0, 0)
         return True
 
     def restore(self, tickets: Sequence[Ticket]) -> None:
@@ -146,10 +151,7 @@ class QueueCapacity:
                 f"{whose} has {used} fields in progress and was asked for {fields} more: "
                 f"its limit is {limit}{setting}."
             )
-            error = self.queue_full(f"{scope}_fields", request.model, message)
-            if fields > limit:
-                raise PayloadTooLarge(f"{message} Send fewer fields in a request.")
-            raise error
+            raise self.over_limit(f"{scope}_fields", request.model, message, never=fields > limit)
         for key, _ in quotas:
             self._quota_used[key] += fields
 
@@ -170,9 +172,10 @@ class QueueCapacity:
             quotas.append((("caller", request.client), limit))
         return quotas
 
-    def dispatch(self, batch: Sequence[Slice], now: float) -> float:
-        """Take a batch out of the queue, onto the device. Returns its expected seconds; 0: not known yet."""
-        self._release(batch)
+    def dispatch(self, batch: Sequence[Slice], now: float, *, waited: bool = True) -> float:
+        """Take a batch onto the device, out of the queue if it `waited`. Returns its expected seconds; 0: not known yet."""
+        if waited:
+            self._release(batch)
         kind = batch[0].ticket.kind
         fields = sum(stop - start for _, start, stop in batch)
         return self.start_batch(kind.bucket.model, fields * kind.field_bytes, now)
@@ -261,6 +264,13 @@ class QueueCapacity:
             f"{message} Retry after the time in Retry-After.",
             retry_after=self.drain_seconds if retry_after is None else _bounded(retry_after),
         )
+
+    def over_limit(
+        self, reason: str, model: str, message: str, *, never: bool
+    ) -> QueueFull | PayloadTooLarge:
+        """As `queue_full`, for a limit that the request alone may exceed: then it `never` fits."""
+        error = self.queue_full(reason, model, message)
+        return PayloadTooLarge(f"{message} Send fewer fields in a request.") if never else error
 
     def _batch_limit(self, kind: Kind) -> int:
         """Most fields in a batch of that kind."""

@@ -195,15 +195,15 @@ class Scheduler:
 
     def _start_at_once(self, tickets: Sequence[Ticket]) -> bool:
         """Start tickets of one kind as a batch on the idle device, past the empty queue. False if they have to be queued."""
-        if not (self._batcher.fit(tickets) and self._capacity.reserve_all(tickets)):
+        if not (self._batcher.fit(tickets) and self._capacity.reserve_all(tickets, at_once=True)):
             return False
         self._live.update(tickets)
-        self._start(self._batcher.batch_of(tickets), time.monotonic())
+        self._start(self._batcher.batch_of(tickets), time.monotonic(), waited=False)
         return True
 
-    def _start(self, batch: tuple[Slice, ...], now: float) -> bool:
+    def _start(self, batch: tuple[Slice, ...], now: float, *, waited: bool = True) -> bool:
         """Start a batch. False if it ran on the event loop, which should go on with other things before the next."""
-        expected = self._capacity.dispatch(batch, now)
+        expected = self._capacity.dispatch(batch, now, waited=waited)
         for ticket, *_ in batch:
             ticket.running_slices += 1
             if ticket.result is None:

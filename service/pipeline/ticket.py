@@ -148,7 +148,7 @@ class Ticket(msgspec.Struct, eq=False):
 
 def by_kind(tickets: Sequence[Ticket]) -> Collection[tuple[Kind, Sequence[Ticket]]]:
     """The tickets of each kind, in order."""
-    if len({ticket.kind for ticket in tickets}) == 1:
+    if len(tickets) == 1 or len({ticket.kind for ticket in tickets}) == 1:
         return ((tickets[0].kind, tickets),)
     groups: dict[Kind, list[Ticket]] = {}
     for ticket in tickets:

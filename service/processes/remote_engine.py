@@ -85,7 +85,6 @@ class RemoteEngine:
         self._serving: dict[tuple[str, str | None], ModelConfig] = {}
         """By (model, version); version None is the newest that an engine serves."""
         self._statuses: list[ModelStatus] = []
-        self._draining = False
 
     def set_engines(self, peers: Sequence[Peer]) -> None:
         """Use these engines; fail requests pending at others, which are dead."""
@@ -109,9 +108,6 @@ class RemoteEngine:
 
     def start(self) -> None:
         """Do nothing: the supervisor starts the engines."""
-
-    def start_draining(self) -> None:
-        self._draining = True
 
     async def close(self, *, within: float) -> None:
         # The caller has already waited for its requests, and the engines serve until no front end is left.
@@ -168,8 +164,8 @@ class RemoteEngine:
 
     @property
     def ready(self) -> bool:
-        """True if any engine is ready and the service is not draining."""
-        return not self._draining and any(link.state.ready for link in self._links.values())
+        """True if any engine is ready."""
+        return any(link.state.ready for link in self._links.values())
 
     @property
     def failure(self) -> str:

@@ -87,9 +87,6 @@ class FakeEngine:
     def start(self) -> None:
         self.alive = True
 
-    def start_draining(self) -> None:
-        self.ready = False
-
     async def close(self, *, within: float) -> None:
         del within
         self.alive = False

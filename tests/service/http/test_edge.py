@@ -538,3 +538,17 @@ async def test_an_error_of_a_later_request_is_not_sent_as_the_reply_to_an_earlie
         assert await reader.read() == b""
         await until(lambda: not context.admission._requests)
     assert engine.cancelled == 1
+
+
+@in_loop
+async def test_only_a_request_that_no_other_can_join_is_taken_at_once() -> None:
+    async with listening() as (port, engine, _), connected(port) as (reader, writer):
+        writer.write(raw_request())
+        await reply(reader)
+        writer.write(3 * raw_request())
+        for _ in range(3):
+            await reply(reader)
+        async with connected(port) as (other, its_writer):
+            its_writer.write(raw_request())
+            await reply(other)
+    assert [one.at_once for one in engine.requests] == [True, False, False, False, False]

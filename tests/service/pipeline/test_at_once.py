@@ -14,6 +14,7 @@ from tests.service.pipeline.bench import BAD, Bench, fields, on_bench, request
 from turbofno.service.engine.interface import PredictResult
 from turbofno.service.errors import DeadlineExceeded, InferenceFailed, PayloadTooLarge, QueueFull
 from turbofno.service.pipeline.batcher import Batcher
+from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.pipeline.ticket import Kind, Ticket
 
 pytestmark = pytest.mark.usefixtures("two_cores")
@@ -113,3 +114,16 @@ async def test_only_the_failing_request_of_a_block_fails(bench: Bench) -> None:
 async def test_a_block_of_nothing_does_nothing(bench: Bench) -> None:
     bench.scheduler.submit([], at_once=True)
     assert (await run(bench, 1.0))[1] == 0
+
+
+@on_bench()
+async def test_a_block_past_the_queue_is_not_counted_as_waiting(bench: Bench) -> None:
+    with patch.object(
+        QueueCapacity, "_count", autospec=True, side_effect=QueueCapacity._count
+    ) as count:
+        await run(bench, 1.0, 2.0)
+        await run(bench, 3.0)
+    # Once, for the metric.
+    assert [call.args[2:] for call in count.call_args_list] == [(0, 0)]
+    (depth,) = bench.metrics.queue_depth.collect()
+    assert [sample.value for sample in depth.samples] == [0.0]

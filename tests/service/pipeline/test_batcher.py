@@ -326,11 +326,11 @@ def test_lowered_limit_holds_for_its_bucket_until_restored() -> None:
     bucket = waiting.kind.bucket
     batcher.add(waiting)
     batcher.add(other)
-    batcher.lower_limit(bucket, 2)
+    batcher.lowered[bucket] = 2
     sizes = [[(p.start, p.stop) for p in batch] for batch in run_dry(batcher, 0.0)[0]]
     assert sorted(sizes) == [[(0, 2)], [(0, 5)], [(2, 4)], [(4, 5)]]
     batcher.add(ticket(3))
     assert batcher.next_batch(0.0).batch[0].stop == 2, "it outlives an empty queue"
-    batcher.restore_limit(bucket)
+    del batcher.lowered[bucket]
     batcher.add(ticket(7))
     assert [(p.start, p.stop) for p in batcher.next_batch(0.0).batch] == [(2, 3), (0, 7)]
