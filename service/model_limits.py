@@ -23,9 +23,6 @@ class ModelLimits(NamedTuple):
     """Maximum number of fields in a device batch, which bounds the model's memory on the device."""
 
 
-UNLIMITED = ModelLimits()
-
-
 def parse(text: str) -> dict[str, ModelLimits]:
     """Parse "NAME fields=N, NAME batch=N" to limits by model. Raises ValueError."""
     limits: dict[str, ModelLimits] = {}
