@@ -87,7 +87,14 @@ def test_a_program_that_fits_is_split_where_two_kernels_cost_less() -> None:
     """The weights of a wide channel MLP and a map leave shared memory for few warps."""
     for channels, kernels in ((128, 2), (64, 1)):
         square, wide = torch.randn(channels, channels), linear(channels, channels)
-        steps = (Synthesis(), Activate("gelu"), MLP(wide, "gelu", wide), AddMap(square), Store(), Analyze())
+        steps = (
+            Synthesis(),
+            Activate("gelu"),
+            MLP(wide, "gelu", wide),
+            AddMap(square),
+            Store(),
+            Analyze(),
+        )
         grid = {"batch": 8, "grid": (44, 44, 44), "channels": channels, "x_channels": channels}
         shape = shape_of(**grid, modes=4, next_modes=4, **H100._asdict())
         whole, found = plan_kernel(steps, shape), list(pieces(steps, shape))
