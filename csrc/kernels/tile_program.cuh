@@ -34,10 +34,10 @@ __device__ __forceinline__ void copy_operand(uint4 *to, const void *operand, int
             const WordIndex at{chunk, word / P::kPlanes, pair, word % P::kPlanes, i % kLanes};
             B::copy(to, pairs_held, at, exists ? from + first_pair * kPairWords<P> + i : from, exists);
         }
-        if (const int pair = first_pair + threadIdx.x; threadIdx.x < pairs_held) {
+        for (int i = threadIdx.x; i < pairs_held; i += blockDim.x) {
+            const int pair = first_pair + i;
             const bool exists = pair < pairs_all;
-            copy_async<4>(to_inv_scales + chunk * pairs_held + threadIdx.x,
-                          inv_scales + chunk * pairs_all + (exists ? pair : 0), exists);
+            copy_async<4>(to_inv_scales + chunk * pairs_held + i, inv_scales + chunk * pairs_all + (exists ? pair : 0), exists);
         }
     }
 }

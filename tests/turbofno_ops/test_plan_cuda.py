@@ -120,6 +120,28 @@ def test_imported_networks_run_at_every_precision(draw: int) -> None:
         assert error < limit * max(1.0, own / 5e-7), (module.arch, precision)
 
 
+@pytest.mark.parametrize("outputs", [1, 4, 5, 16])
+@pytest.mark.parametrize("channels", [16, 32, 64])
+def test_wide_projections_of_small_fields_equal_float64(channels: int, outputs: int) -> None:
+    """A warp alone copies the weights of up to 1024 hidden channels; up to four outputs are dot products."""
+    arch = FNOArchitecture(
+        in_channels=2,
+        out_channels=outputs,
+        hidden_channels=channels,
+        n_layers=2,
+        modes=(3, 4),
+        projection_channels=(16384 // channels,),
+    )
+    module = network(arch)
+    for batch, size in ((1, (4, 9)), (40, (12, 33))):
+        x = field(module, batch, size)
+        expected = truth(module, x)
+        for precision, limit in LIMITS.items():
+            poison()
+            error = relative_l2(compiled(module, precision)(x.cuda()).cpu(), expected)
+            assert error < limit, (batch, precision)
+
+
 @pytest.mark.parametrize("name", sorted(p.name for p in TRAINED.iterdir()))
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_zoo_models_agree_with_float64(name: str, precision: str) -> None:
