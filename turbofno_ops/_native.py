@@ -16,6 +16,7 @@ LIBRARY = "libturbofno_cuda.so"
 MAX_STEPS = 16
 PLAN_WORDS = 128
 DOT_OUTPUTS = 4
+ABI = 1906145607
 LIBRARY_VARIABLE = "TURBOFNO_LIBRARY"
 """Environment variable with the path of another build of the library."""
 
@@ -247,13 +248,15 @@ def native_status() -> NativeStatus:
 
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Declare the types of the library's functions."""
+    """Declare the types of the library's functions. Raises AttributeError if it has another interface."""
     for name, structures in LAUNCHES.items():
         function = getattr(library, f"turbofno_{name}")
         function.argtypes = [*map(ctypes.POINTER, structures), c_void_p]
         function.restype = ctypes.c_int
     declare_host(library, REFUSALS, ctypes.c_char_p)
     declare_host(library, SIZES, ctypes.c_size_t)
+    if (abi := library.turbofno_abi()) != ABI:
+        raise AttributeError(f"its interface has the checksum {abi}, this package's has {ABI}")
     library.turbofno_last_cuda_error.restype = ctypes.c_char_p
     return library
 

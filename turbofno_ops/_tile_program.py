@@ -40,7 +40,7 @@ _PROJECTED = 16
 # Most channels times modes for which a program also analyses its result. Beyond, the sums leave shared memory for few
 # warps, and a separate analysis kernel is faster (H200).
 _MAX_FUSED_SUMS = 1024
-_WORTH_A_CUT = 0.9  # of the cost of one kernel; costs do not count that y passes through memory
+_WORTH_A_CUT = 0.8  # of the cost of one kernel; costs do not count that y passes through memory
 _KINDS = {
     Source: 0,
     Restore: 0,
@@ -368,9 +368,14 @@ def pieces(steps: tuple[Step, ...], shape: Shape) -> Iterator[Piece]:
 
 def _piece(steps: tuple[Step, ...], shape: Shape, *, ends: bool, **fields: str) -> Piece:
     """Return steps as a piece. It saves y if it does not end the program."""
-    if not ends and not isinstance(steps[-1], Store):
-        steps = (*steps, Save(moments=False))
+    if not ends:
+        steps = _saving(steps)
     return Piece(steps, shape, plan_kernel(steps, shape).refusal, **fields)
+
+
+def _saving(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """Return steps that also save y, unless they end with storing it."""
+    return steps if isinstance(steps[-1], Store) else (*steps, Save(moments=False))
 
 
 def _is_wide(steps: tuple[Step, ...]) -> bool:
@@ -429,7 +434,7 @@ def _first_piece_length(steps: tuple[Step, ...], shape: Shape) -> int:
     if whole.refusal is None:
         return _cheapest_cut(steps, shape, whole.plan.cost)
     for cut in _cuts(steps, (MLP, Project, Analyze, AddMap)):
-        first = (*steps[:cut], Save(moments=False))
+        first = _saving(steps[:cut])
         planned = plan_kernel(first, shape)
         if planned.refusal is None:
             return min(cut, _cheapest_cut(first, shape, planned.plan.cost))
@@ -451,7 +456,7 @@ def _cheapest_cut(steps: tuple[Step, ...], shape: Shape, cost: float) -> int:
     least, best = _WORTH_A_CUT * cost, len(steps)
     after = widths(steps, shape.channels)
     for cut in _cuts(steps, (MLP, Project)):
-        first = plan_kernel((*steps[:cut], Save(moments=False)), shape)
+        first = plan_kernel(_saving(steps[:cut]), shape)
         rest = plan_kernel((Restore(), *steps[cut:]), shape._replace(channels=after[cut - 1]))
         both = first.plan.cost + rest.plan.cost
         if first.refusal is None and rest.refusal is None and both < least:

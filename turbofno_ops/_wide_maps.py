@@ -13,6 +13,8 @@ _BLOCK = 256
 """Hidden channels of a block: the most that a tile has."""
 _ALWAYS_HELD = 128
 """Most channels that kernels hold with as many hidden ones; of fewer channels more hidden ones, with no larger weights."""
+_MAY_BEGIN = 8192
+"""Hidden channels times others from which a channel MLP may begin a kernel."""
 
 
 class Block(NamedTuple):
@@ -46,15 +48,16 @@ def steps_with_blocks(steps: tuple[Step, ...]) -> tuple[Step, ...]:
 
 
 def stored_channels(step: MLP | Project) -> int:
-    """Return the most channels of fields that blocks of a step store at a time, or 0 if any card's kernels hold the step.
+    """Return the most channels of fields stored for a step at a time, besides its layer's input and result; 0 for most steps.
 
-    Several blocks have a sum that is read and one that is written.
+    Several blocks have a sum that is read and one that is written. A kernel that holds a wide channel MLP may begin with it:
+    then what it takes is stored.
     """
     maps = (step.first, step.second) if isinstance(step, MLP) else step.maps
     (hidden, channels), out = maps[0].weight.shape, len(maps[-1].weight)
     widest = max(channels, out)
     if widest <= _ALWAYS_HELD and hidden * widest <= _ALWAYS_HELD**2:
-        return 0
+        return channels if isinstance(step, MLP) and hidden * channels >= _MAY_BEGIN else 0
     return min(hidden, _BLOCK) + (2 if hidden > _BLOCK else 1) * out
 
 

@@ -89,8 +89,9 @@ typedef enum {
     TURBOFNO_MLP = 6, /* y = second . activation(first . y + shift) + second_shift */
     TURBOFNO_STORE = 7, /* field = y */
     TURBOFNO_ANALYZE = 8, /* spectra = truncated DFT of y along the last axis */
-    TURBOFNO_PROJECT = 9 /* field, channel first, = the result of MLP; with hidden = 0: second . y + second_shift. With hidden
-                            channels and at most TURBOFNO_DOT_OUTPUTS of the field, second is float32 [channels][hidden] */
+    TURBOFNO_PROJECT = 9 /* field, channel first, = the result of MLP; with hidden = 0: second . y + second_shift. If hidden > 0
+                            and channels <= TURBOFNO_DOT_OUTPUTS, second is no B operand but float32 [channels][hidden],
+                            aligned to 16 bytes */
 } turbofno_step_kind;
 
 typedef struct {
@@ -108,6 +109,7 @@ typedef struct {
                                                   PROJECT's [16]. Zero padded */
 } turbofno_step;
 
+#define TURBOFNO_ABI 1906145607 /* checksum of this header's declarations; test_abi.py has the new one after a change */
 #define TURBOFNO_MAX_STEPS 16
 #define TURBOFNO_DOT_OUTPUTS 4
 #define TURBOFNO_PLAN_WORDS 128
@@ -346,6 +348,9 @@ turbofno_status turbofno_norm_affine(const turbofno_norm *norm, struct CUstream_
 turbofno_status turbofno_mixed_radix_fft(const turbofno_fft *fft, struct CUstream_st *stream);
 turbofno_status turbofno_dense_dft(const turbofno_fft *fft, struct CUstream_st *stream);
 turbofno_status turbofno_number_theoretic_transform(const turbofno_ntt *transform, struct CUstream_st *stream);
+
+/* Returns TURBOFNO_ABI of the header that the library was compiled with. */
+int turbofno_abi(void);
 
 /* Returns null, or the reason why the library holds no code for the current device. */
 const char *turbofno_device_unsupported(void);

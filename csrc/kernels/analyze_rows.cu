@@ -154,6 +154,8 @@ __global__ void __launch_bounds__(kThreads, 1) analyze_rows(const __grid_constan
             }
             pdl_wait();
             copy_chunks<P>(a, table, ring, shared_at + plan.ring_at, lane);
+        } else {
+            pdl_wait(); // or else its trigger would let the kernel after the next one start
         }
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");

@@ -14,4 +14,6 @@ turbofno_status launched() {
 
 } // namespace turbofno
 
+extern "C" int turbofno_abi(void) { return TURBOFNO_ABI; }
+
 extern "C" const char *turbofno_last_cuda_error(void) { return cudaGetErrorString(turbofno::last_error); }

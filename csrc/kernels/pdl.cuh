@@ -1,5 +1,5 @@
 // Programmatic dependent launch (PDL): a kernel may start while the previous one in the stream still runs. From sm_90 on;
-// an ordinary launch elsewhere. Every thread calls pdl_wait before it touches memory that an earlier kernel uses.
+// an ordinary launch elsewhere. Every thread calls pdl_wait before it touches memory that an earlier kernel may still use.
 #pragma once
 
 #include "architecture.h"

@@ -103,7 +103,7 @@ __device__ __forceinline__ void mlp(float (&out)[OUT][4], const float (&values)[
     }
 }
 
-// The same for TURBOFNO_DOT_OUTPUTS channels at most, with `weights` [channels][hidden]. Only lanes with t = 0 have the result.
+// The same for TURBOFNO_DOT_OUTPUTS channels at most, with `weights` [channels][hidden]. In lanes with t = 0 the result is at its channels.
 template <typename P, int CHUNKS, int FRAGMENTS, typename B>
 __device__ __forceinline__ void project_few(float (&out)[2][4], const float (&values)[FRAGMENTS][4], const turbofno_step &step,
                                             const B &first, const float *weights, const float *shift, int t) {

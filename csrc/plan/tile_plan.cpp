@@ -239,7 +239,8 @@ void each_plan(const turbofno_tile &t, const std::function<void(const TilePlan &
             if (p.wgmma && (!t.warpgroups || p.fragments < 8 || t.next_modes > kMaxWgmmaModes)) continue;
             if (p.wgmma && p.fragments > kSegmentedFragments && t.next_modes > 0 && p.segment_tiles < tiles) continue;
             find_prefetch(t, p);
-            p.common = has_kernel && p.fragments <= 8 && p.synthesis_on_chip && is_common(t, 8 * p.fragments);
+            p.common = has_kernel && p.fragments <= 8 && t.width == 8 * p.fragments && p.synthesis_on_chip &&
+                       is_common(t, t.width);
             if (choice & 1) {
                 if (p.prefetch_first < 0) continue;
                 p.common = false;

@@ -60,7 +60,7 @@ static void check_memory(const turbofno_tile &t, const TilePlan &p) {
         }
         if (wide) {
             const int operand = operand_words(step.hidden > 0 ? step.hidden : step.terms, out, p.planes);
-            const bool dots = step.kind == TURBOFNO_PROJECT && step.hidden > 0 && step.channels <= 4; // float32 rows
+            const bool dots = step.kind == TURBOFNO_PROJECT && step.hidden > 0 && step.channels <= TURBOFNO_DOT_OUTPUTS;
             block.push_back({p.second_at[i], dots ? step.channels * step.hidden / 4 : operand});
             const int second = step.kind == TURBOFNO_PROJECT ? kMaxProjected : 8 * p.fragments;
             block.push_back({p.vectors_at[i], ceil_div(2 * step.hidden + second, 4)});
@@ -188,12 +188,12 @@ struct Draw {
         const int channels = of({1, 3, 8, 16, 20, 32, 33, 48, 64, 80, 96, 128, 200, 256}), of_x = of({1, 3, 16, 32, 64, 128, 256});
         const int most = t.points / 2 + 1;
         const auto modes = [&] { return std::min(most, of({1, 2, 5, 12, 16, 24, 33, 64, 128})); };
-        const auto hidden = [&] { return of({32, 64, 96, 128, 256}); };
+        const auto hidden = [&] { return of({32, 64, 96, 128, 256, 544, 1024}); };
         t.channels = channels;
         t.width = ceil_div(channels, 16) * 16;
         const auto add = [&](const turbofno_step &s) { t.step[t.steps++] = s; };
         if (random() % 4 == 0) { // a layer as most networks have it
-            t.channels = t.width = of({32, 64});
+            t.channels = t.width = of({16, 32, 64});
             t.modes = modes();
             add(step(TURBOFNO_SYNTHESIS, t.width));
             add(step(TURBOFNO_AFFINE, t.width));
@@ -244,7 +244,7 @@ struct Draw {
             t.next_modes = modes();
             add(step(TURBOFNO_ANALYZE, channels));
         } else if (coin()) {
-            add(step(TURBOFNO_PROJECT, of({1, 3, 16}), channels, coin() ? hidden() : 0));
+            add(step(TURBOFNO_PROJECT, of({1, 3, 4, 5, 16}), channels, coin() ? hidden() : 0));
             t.step[t.steps - 1].channel_first = 1;
         }
         return t;

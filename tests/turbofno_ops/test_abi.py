@@ -6,6 +6,7 @@ import ctypes
 import re
 import shutil
 import subprocess
+import zlib
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,13 @@ def test_lengths_of_arrays_are_the_header_s() -> None:
     assert macro("TURBOFNO_MAX_STEPS") == _native.MAX_STEPS
     assert macro("TURBOFNO_PLAN_WORDS") == _native.PLAN_WORDS
     assert macro("TURBOFNO_DOT_OUTPUTS") == _native.DOT_OUTPUTS
+
+
+def test_the_interface_s_checksum_is_that_of_the_header() -> None:
+    """A library that was compiled from other declarations is not loaded."""
+    declarations = re.sub(r"#define TURBOFNO_ABI \d+", "", CODE)
+    checksum = zlib.crc32(" ".join(declarations.split()).encode()) & 0x7FFFFFFF
+    assert macro("TURBOFNO_ABI") == _native.ABI == checksum
 
 
 def test_functions_take_the_structures_of_the_header() -> None:
