@@ -7,19 +7,28 @@ from typing import NamedTuple
 import torch
 
 from turbofno_ops import _cuda_tables
-from turbofno_ops._native import Fft, Product, Spectral, launch
+from turbofno_ops._native import BatchedSpectral, Fft, Product, Spectral, launch
 from turbofno_ops._slab import Slab
 from turbofno_ops._spectra import array_of
 from turbofno_ops._spectral_product import (
+    MOST_BATCHED_MODES,
     ProductShape,
     SpectralLaunch,
     channels_last_is_faster,
     fft_is_faster,
     launches,
+    mixed_channels_last,
 )
 from turbofno_ops._support import Device
 from turbofno_ops.description import Size
 from turbofno_ops.fft import _kernels as fft_kernels
+
+
+class _Planned(NamedTuple):
+    """The launches of a mix, and whether its result has the channels last."""
+
+    launches: tuple[SpectralLaunch, ...]
+    channels_last: bool
 
 
 class _Phases(NamedTuple):
@@ -67,12 +76,18 @@ class CudaProduct:
         self._phases: dict[str, _Phases] = {}
         self._cut: tuple[int, int] | None = None
         self._folded_tables: tuple[torch.Tensor, ...] = ()
+        self._batched_tables: tuple[torch.Tensor, ...] = ()
         if slab is not None:
             self._use_rows_of(slab)
         elif len(size) == 2 and clusters:
             self._folded_tables = tuple(
                 _cuda_tables.folded_axis(points, modes[0], device)
                 for points in (size[0], out_size[0])
+            )
+        if slab is None and clusters and len(size) > 1 and modes[0] <= MOST_BATCHED_MODES:
+            self._batched_tables = (
+                _cuda_tables.batched_analysis(size[0], modes[0], device),
+                _cuda_tables.batched_synthesis(out_size[0], modes[0], device),
             )
         of_axes = [table for pair in self._axis_tables for table in pair]
         self._roots = {
@@ -82,10 +97,16 @@ class CudaProduct:
             if fft_is_faster(points, rows, count, precision)
         }
         phases = [phase for pair in self._phases.values() for phase in pair]
-        self.tables = [*of_axes, *phases, *self._folded_tables, *self._roots.values()]
+        self.tables = [
+            *of_axes,
+            *phases,
+            *self._folded_tables,
+            *self._batched_tables,
+            *self._roots.values(),
+        ]
         # without locks: two threads may plan the same shape, with equal results
         self._channels_last: dict[tuple[int, int], bool] = {}
-        self._launches: dict[tuple[int, int, int, bool], tuple[SpectralLaunch, ...]] = {}
+        self._launches: dict[tuple[int, int, int, bool], _Planned] = {}
 
     def _use_rows_of(self, slab: Slab) -> None:
         """Replace the grids by those of a slab, and the tables of the first axis by those of its rows, with their phases."""
@@ -108,7 +129,7 @@ class CudaProduct:
         batch, c_in, *_, row = spectra.shape
         c_out = weight.shape[-1]
         z, channels_last = array_of(spectra if c_out % 2 == 0 else spectra.contiguous())
-        planned = self._planned(batch, c_in, c_out, channels_last)
+        planned, channels_last = self._planned(batch, c_in, c_out, channels_last)
         for at, (name, structure, elements, axis) in enumerate(planned):
             if isinstance(structure, Product):
                 if self._slab is None:
@@ -128,6 +149,11 @@ class CudaProduct:
                 arguments.weight = weight.data_ptr()
                 arguments.in_table, arguments.out_table = (
                     table.data_ptr() for table in self._folded_tables
+                )
+            elif isinstance(arguments, BatchedSpectral):
+                arguments.weight = weight.data_ptr()
+                arguments.in_table, arguments.out_table = (
+                    table.data_ptr() for table in self._batched_tables
                 )
             elif isinstance(arguments, Fft):
                 arguments.table = self._roots[arguments.points].data_ptr()
@@ -149,14 +175,13 @@ class CudaProduct:
             found = self._channels_last[batch, channels] = channels_last_is_faster(shape)
         return found
 
-    def _planned(
-        self, batch: int, c_in: int, c_out: int, channels_last: bool
-    ) -> tuple[SpectralLaunch, ...]:
+    def _planned(self, batch: int, c_in: int, c_out: int, channels_last: bool) -> _Planned:
         key = (batch, c_in, c_out, channels_last)
         found = self._launches.get(key)
         if found is None:
             shape = self._shape(batch, c_in, c_out, channels_last=channels_last)
-            found = self._launches[key] = launches(shape)
+            planned = _Planned(launches(shape), mixed_channels_last(shape))
+            found = self._launches[key] = planned
         return found
 
     def _shape(self, batch: int, c_in: int, c_out: int, *, channels_last: bool) -> ProductShape:

@@ -16,6 +16,7 @@ SYNTHESIS_EXPONENT = 13
 _TERMS, _COLUMNS, _POINTS, _CHUNK = 32, 16, 16, 64
 _TILE_ROWS, _STEP_TERMS = 16, 8
 _FOLDED_TERMS = 8
+_BATCHED_FREQUENCIES, _BATCHED_COLUMNS = 16, 32
 
 
 def analysis_exponent(points: int) -> int:
@@ -200,6 +201,48 @@ def _axis_table(
         parts = torch.stack([high, _tf32(table - high)], dim=1)
         parts = parts.view(2, 2, tiles, 2, 8, steps, 2, 4).permute(2, 5, 0, 1, 4, 7, 6, 3)
         return parts.contiguous().to(device)
+
+
+@_tables.cached
+def batched_analysis(points: int, modes: int, device: torch.device) -> torch.Tensor:
+    """Return cos and -sin of 2 pi k n / points, k = 0 .. 15, divided by `points`, for csrc/kernels/batched_spectral_product.cu.
+
+    Terms are points, columns 16 cosines and 16 sines; those beyond modes // 2 are zero.
+    """
+    with torch.inference_mode(False):
+        at = _angles(modes // 2 + 1, points)
+        table = torch.zeros(
+            -(-points // _POINTS) * _POINTS, 2, _BATCHED_FREQUENCIES, dtype=torch.float64
+        )
+        table[:points, 0, : len(at)] = at.T.cos() / points
+        table[:points, 1, : len(at)] = -at.T.sin() / points
+        return _batched_table(table.flatten(1)).to(device)
+
+
+@_tables.cached
+def batched_synthesis(points: int, modes: int, device: torch.device) -> torch.Tensor:
+    """Return cos and sin of 2 pi k n / points, k = 0 .. modes // 2, for the same kernel.
+
+    Columns are points, 32 at once; terms 8 frequencies' cosines, then their sines.
+    """
+    with torch.inference_mode(False):
+        at = _angles(modes // 2 + 1, points)
+        groups, chunks = -(-len(at) // _STEP_TERMS), -(-points // _BATCHED_COLUMNS)
+        table = torch.zeros(2, groups * _STEP_TERMS, chunks * _BATCHED_COLUMNS, dtype=torch.float64)
+        table[0, : len(at), :points] = at.cos()
+        table[1, : len(at), :points] = at.sin()
+        table = table.view(2, groups, _STEP_TERMS, chunks, _BATCHED_COLUMNS).permute(3, 1, 0, 2, 4)
+        return _batched_table(table.reshape(-1, _BATCHED_COLUMNS)).to(device)
+
+
+def _batched_table(table: torch.Tensor) -> torch.Tensor:
+    """Return a matrix [terms, 32 columns] as TF32 B operands of wgmma: [8 terms, high and low, 2, 4, 8 columns, 4 terms]."""
+    high = _tf32(table)
+    parts = torch.stack([high, _tf32(table - high)])
+    parts = parts.view(
+        2, -1, 2, 4, _BATCHED_COLUMNS // 8, 8
+    )  # part, step, half, term, fragment, column
+    return parts.permute(1, 0, 2, 4, 5, 3).contiguous()
 
 
 def _tf32(values: torch.Tensor) -> torch.Tensor:

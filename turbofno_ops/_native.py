@@ -16,7 +16,7 @@ LIBRARY = "libturbofno_cuda.so"
 MAX_STEPS = 16
 PLAN_WORDS = 128
 DOT_OUTPUTS = 4
-ABI = 1906145607
+ABI = 1418524229
 LIBRARY_VARIABLE = "TURBOFNO_LIBRARY"
 """Environment variable with the path of another build of the library."""
 
@@ -112,7 +112,7 @@ class Product(ctypes.Structure):
         *[(name, c_int64) for name in ("batch", "in_pitch", "out_pitch")],
         *[(name, c_int32) for name in ("c_in", "c_out", "others", "modes", "row_modes")],
         *[(name, c_int32) for name in ("precision", "multiprocessors", "weights_settled")],
-        ("channels_last", c_int32),
+        *[(name, c_int32) for name in ("channels_last", "input_channels_last")],
         *[(name, c_void_p) for name in ("input", "weight", "out")],
     ]
 
@@ -124,6 +124,18 @@ class Spectral(ctypes.Structure):
         ("batch", c_int64),
         *[(name, c_int32) for name in ("c_in", "c_out", "rows", "out_rows", "kept", "modes")],
         *[(name, c_int32) for name in ("row_modes", "clusters", "weights_settled")],
+        *[(name, c_void_p) for name in ("input", "weight", "out", "in_table", "out_table")],
+    ]
+
+
+class BatchedSpectral(ctypes.Structure):
+    """turbofno_batched_spectral"""
+
+    _fields_: ClassVar = [
+        *[(name, c_int64) for name in ("batch", "in_pitch", "out_pitch")],
+        *[(name, c_int32) for name in ("channels", "rows", "out_rows", "kept", "others", "modes")],
+        *[(name, c_int32) for name in ("row_modes", "precision", "clusters", "shared_bytes")],
+        ("weights_settled", c_int32),
         *[(name, c_void_p) for name in ("input", "weight", "out", "in_table", "out_table")],
     ]
 
@@ -184,6 +196,7 @@ LAUNCHES: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "transform_axis": (Transform,),
     "multiply_modes": (Product,),
     "spectral_product": (Spectral,),
+    "batched_spectral_product": (BatchedSpectral,),
     "spectral_moments": (Moments,),
     "field_moments": (Moments,),
     "norm_affine": (Norm,),
@@ -197,6 +210,7 @@ REFUSALS: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "transform_unsupported": (Transform,),
     "product_unsupported": (Product,),
     "spectral_unsupported": (Spectral,),
+    "batched_spectral_unsupported": (BatchedSpectral,),
     "mixed_radix_fft_unsupported": (Fft,),
     "dense_dft_unsupported": (Fft,),
     "ntt_unsupported": (Ntt,),

@@ -10,7 +10,11 @@ from turbofno_ops.description import PRECISIONS, Size
 
 _LINE = 16  # complex numbers of a line of 128 bytes
 _FFT_MODES = range(32, 129)
+MOST_BATCHED_MODES = 31
+"""Kept modes of the first axis that one launch takes with the product of modes, for many batch elements."""
 _LEAST_LAST_BATCH, _LEAST_LAST_MODES = 8, 16
+_FEW_CHANNELS = 4  # of a network's input
+_LEAST_BATCHED, _FEW_BATCHED_MODES, _BATCH_TILE, _BLOCKS_AT_ONCE = 9, 16, 8, 2
 
 
 class SpectralLaunch(NamedTuple):
@@ -20,7 +24,13 @@ class SpectralLaunch(NamedTuple):
     """
 
     name: str
-    arguments: _native.Transform | _native.Fft | _native.Product | _native.Spectral
+    arguments: (
+        _native.Transform
+        | _native.Fft
+        | _native.Product
+        | _native.Spectral
+        | _native.BatchedSpectral
+    )
     elements: int
     axis: int | None
 
@@ -29,8 +39,8 @@ class ProductShape(NamedTuple):
     """Shape and precision of a spectral product, and what its launches depend on besides.
 
     `clusters`: that the device runs at once; 0 for separate launches. `settled`: no kernel still in flight writes the weights.
-    `channels_last`: spectra are [batch, *others, row, channels] in memory. `cut`: points of the whole first axis, given and
-    wanted, of which `size` and `out_size` have a slab's rows.
+    `channels_last`: the given spectra are [batch, *others, row, channels] in memory. `cut`: points of the whole first axis, given
+    and wanted, of which `size` and `out_size` have a slab's rows.
     """
 
     batch: int
@@ -82,8 +92,19 @@ def has_one_launch(shape: ProductShape) -> bool:
 
 def channels_last_is_faster(shape: ProductShape) -> bool:
     """Return True if the kernels are faster with the channels of spectra last, measured on an H100."""
+    if _batched_is_faster(shape._replace(channels_last=True)):
+        return True
     many = shape.batch >= _LEAST_LAST_BATCH and shape.row_modes >= _LEAST_LAST_MODES
     return many and shape.c_in % 2 == 0 and not has_one_launch(shape)
+
+
+def mixed_channels_last(shape: ProductShape) -> bool:
+    """Return True if the mixed spectra have the channels last: as given, or where the next product of so many channels is batched.
+
+    A product reads the few channels of a network's input in either order.
+    """
+    following = shape._replace(c_in=shape.c_out, channels_last=True)
+    return shape.channels_last or (shape.c_in <= _FEW_CHANNELS and _batched_is_faster(following))
 
 
 def _whole(shape: ProductShape) -> SpectralLaunch:
@@ -103,13 +124,50 @@ def _whole(shape: ProductShape) -> SpectralLaunch:
     return SpectralLaunch("spectral_product", arguments, elements, 0)
 
 
+def _batched_is_faster(shape: ProductShape) -> bool:
+    """Return True if one launch does the product with the transforms of the first axis, and is faster, measured on an H100.
+
+    It is with few modes, or if all of its blocks run at once: then launches wait for each other.
+    """
+    if len(shape.modes) < 2 or not shape.clusters or shape.cut or not shape.channels_last:
+        return False
+    if shape.c_in != shape.c_out or shape.batch < _LEAST_BATCHED:
+        return False
+    clusters = -(-shape.batch // _BATCH_TILE) * math.prod(shape.modes[1:-1]) * shape.row_modes
+    at_once = clusters * shape.c_in // _LINE <= _BLOCKS_AT_ONCE * shape.multiprocessors
+    if not at_once and shape.modes[0] > _FEW_BATCHED_MODES:
+        return False
+    return _native.refusal("batched_spectral_unsupported", _batched(shape).arguments) is None
+
+
+def _batched(shape: ProductShape) -> SpectralLaunch:
+    first, *others, last = shape.modes
+    row, channels = shape.row_modes, shape.c_in
+    lines = shape.batch * row * channels
+    out_pitch = shape.out_size[0] * lines
+    arguments = _native.BatchedSpectral(
+        batch=shape.batch,
+        in_pitch=shape.size[0] * lines,
+        out_pitch=out_pitch,
+        channels=channels,
+        rows=shape.size[0],
+        out_rows=shape.out_size[0],
+        kept=first,
+        others=math.prod(others),
+        modes=last,
+        row_modes=row,
+        precision=PRECISIONS.index(shape.precision),
+        clusters=shape.clusters,
+        shared_bytes=shape.shared_bytes,
+        weights_settled=shape.settled,
+    )
+    return SpectralLaunch("batched_spectral_product", arguments, math.prod(others) * out_pitch, 0)
+
+
 def _separate(shape: ProductShape) -> tuple[SpectralLaunch, ...]:
     *kept, last = shape.modes
     row = shape.row_modes
-    analyses = [
-        _transform(shape, axis, shape.c_in, shape.size, inverse=False)
-        for axis in reversed(range(len(kept)))
-    ]
+    analyses = [_transform(shape, axis, inverse=False) for axis in reversed(range(len(kept)))]
     in_pitch = _pitch(shape, shape.batch * shape.c_in * row)
     out_pitch = _pitch(shape, shape.batch * shape.c_out * row)
     product = _native.Product(
@@ -124,23 +182,25 @@ def _separate(shape: ProductShape) -> tuple[SpectralLaunch, ...]:
         precision=PRECISIONS.index(shape.precision),
         multiprocessors=shape.multiprocessors,
         weights_settled=shape.settled,
-        channels_last=shape.channels_last,
+        channels_last=mixed_channels_last(shape),
+        input_channels_last=shape.channels_last,
     )
-    syntheses = [
-        _transform(shape, axis, shape.c_out, shape.out_size, inverse=True)
-        for axis in range(len(kept))
-    ]
+    syntheses = [_transform(shape, axis, inverse=True) for axis in range(len(kept))]
     multiplied = SpectralLaunch("multiply_modes", product, math.prod(kept) * out_pitch, None)
-    return (*analyses, multiplied, *syntheses)
+    middle = (analyses[-1], multiplied, syntheses[0]) if kept else (multiplied,)
+    if _batched_is_faster(shape):
+        middle = (_batched(shape),)
+    return (*analyses[:-1], *middle, *syntheses[1:])
 
 
-def _transform(
-    shape: ProductShape, axis: int, channels: int, size: Size, *, inverse: bool
-) -> SpectralLaunch:
+def _transform(shape: ProductShape, axis: int, *, inverse: bool) -> SpectralLaunch:
     *kept, _ = shape.modes
+    channels, size, channels_last = shape.c_in, shape.size, shape.channels_last
+    if inverse:
+        channels, size, channels_last = shape.c_out, shape.out_size, mixed_channels_last(shape)
     inner = shape.row_modes
     outer = math.prod(kept[axis + 1 :]) * shape.batch * math.prod(size[:axis])
-    if shape.channels_last:
+    if channels_last:
         inner *= channels
     else:
         outer *= channels

@@ -145,14 +145,16 @@ class _TorchProduct(CudaProduct):
         others, last = structure.others, structure.row_modes
         out = z.new_empty(others, structure.out_pitch)
 
-        def by_channel(modes: torch.Tensor, channels: int) -> torch.Tensor:
+        def by_channel(modes: torch.Tensor, channels: int, *, channels_last: int) -> torch.Tensor:
             rows = modes[:, : batch * channels * last]
-            if structure.channels_last:
+            if channels_last:
                 return rows.unflatten(1, (batch, last, channels)).transpose(-1, -2)
             return rows.unflatten(1, (batch, channels, last))
 
-        given = by_channel(z.view(others, structure.in_pitch), c_in)
-        multiply_by_torch(given, weight, by_channel(out, c_out))
+        given = z.view(others, structure.in_pitch)
+        given = by_channel(given, c_in, channels_last=structure.input_channels_last)
+        made = by_channel(out, c_out, channels_last=structure.channels_last)
+        multiply_by_torch(given, weight, made)
         return out
 
 

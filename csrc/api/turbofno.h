@@ -8,7 +8,8 @@
  *   turbofno_transform_axis spectra -> spectra        inverse DFTs of the other axes
  *   turbofno_tile_program   spectra, field -> field   inverse DFT of the last axis, skip, activation, channel MLP, ..
  *
- * In 2D turbofno_spectral_product does the three in the middle in one launch, for few batch elements.
+ * In 2D turbofno_spectral_product does the three in the middle in one launch, for few batch elements;
+ * turbofno_batched_spectral_product does the product and the transforms of the first axis in one, for many.
  * With many channels and modes turbofno_analyze_rows does the first of these, from the stored field. A layer with a norm
  * also launches turbofno_spectral_moments or turbofno_field_moments, then turbofno_norm_affine.
  * turbofno_pack_operand packs weights in the order in which a tile program reads them.
@@ -109,7 +110,7 @@ typedef struct {
                                                   PROJECT's [16]. Zero padded */
 } turbofno_step;
 
-#define TURBOFNO_ABI 1906145607 /* checksum of this header's declarations; test_abi.py has the new one after a change */
+#define TURBOFNO_ABI 1418524229 /* checksum of this header's declarations; test_abi.py has the new one after a change */
 #define TURBOFNO_MAX_STEPS 16
 #define TURBOFNO_DOT_OUTPUTS 4
 #define TURBOFNO_PLAN_WORDS 128
@@ -203,7 +204,8 @@ typedef struct {
     int32_t precision;
     int32_t multiprocessors;
     int32_t weights_settled; /* 1: no kernel still in flight writes the weight */
-    int32_t channels_last; /* 1: input and out as below, but of the pitches [batch][row_modes][channels], even channels */
+    int32_t channels_last; /* 1: out as below, but of the pitches [batch][row_modes][channels], even channels */
+    int32_t input_channels_last; /* 1: the same of input; only with channels_last */
     const float *input; /* complex [others][in_pitch], of these [batch][c_in][row_modes] */
     const float *weight; /* complex [others][modes][c_in][c_out] */
     float *out; /* complex [others][out_pitch], of these [batch][c_out][row_modes] */
@@ -225,6 +227,28 @@ typedef struct {
     float *out; /* complex [batch][c_out][out_rows][row_modes] */
     const void *in_table, *out_table; /* _cuda_tables.py, folded_axis(rows, kept), folded_axis(out_rows, kept) */
 } turbofno_spectral;
+
+/* The transform of the first axis, the product of modes and the inverse transform, for many batch elements, on cards with thread
+ * block clusters. Channels are last. A row is as in turbofno_product. */
+typedef struct {
+    int64_t batch;
+    int64_t in_pitch, out_pitch; /* complex numbers from one mode of the axes between the first and the last to the next */
+    int32_t channels; /* of input and out: 32, 64 or 128 */
+    int32_t rows, out_rows; /* points of the first axis: of input, of out */
+    int32_t kept; /* modes of the first axis, in FFT order */
+    int32_t others; /* kept modes of the axes between the first and the last; 1 in 2D */
+    int32_t modes; /* of the last axis */
+    int32_t row_modes; /* of a row: modes or modes + 1 */
+    int32_t precision;
+    int32_t clusters; /* turbofno_device_clusters() of the device */
+    int32_t shared_bytes; /* opt-in shared memory per block of the device */
+    int32_t weights_settled; /* 1: no kernel still in flight writes the weight or the tables */
+    const float *input; /* complex [others][in_pitch], of these [batch][rows][row_modes][channels] */
+    const float *weight; /* complex [kept][others][modes][channels][channels], inputs before outputs */
+    float *out; /* complex [others][out_pitch], of these [batch][out_rows][row_modes][channels] */
+    const void *in_table, *out_table; /* _cuda_tables.py, batched_analysis(rows, kept),
+                                             batched_synthesis(out_rows, kept) */
+} turbofno_batched_spectral;
 
 /* Mean and variance over the grid of each batch element and channel. */
 typedef struct {
@@ -325,6 +349,7 @@ const char *turbofno_analyze_rows_unsupported(const turbofno_row_analysis *analy
 const char *turbofno_transform_unsupported(const turbofno_transform *transform);
 const char *turbofno_product_unsupported(const turbofno_product *product);
 const char *turbofno_spectral_unsupported(const turbofno_spectral *spectral);
+const char *turbofno_batched_spectral_unsupported(const turbofno_batched_spectral *spectral);
 const char *turbofno_mixed_radix_fft_unsupported(const turbofno_fft *fft);
 const char *turbofno_dense_dft_unsupported(const turbofno_fft *fft);
 const char *turbofno_ntt_unsupported(const turbofno_ntt *transform);
@@ -342,6 +367,7 @@ turbofno_status turbofno_pack_operand(const turbofno_operand *operand, struct CU
 turbofno_status turbofno_transform_axis(const turbofno_transform *transform, struct CUstream_st *stream);
 turbofno_status turbofno_multiply_modes(const turbofno_product *product, struct CUstream_st *stream);
 turbofno_status turbofno_spectral_product(const turbofno_spectral *spectral, struct CUstream_st *stream);
+turbofno_status turbofno_batched_spectral_product(const turbofno_batched_spectral *spectral, struct CUstream_st *stream);
 turbofno_status turbofno_spectral_moments(const turbofno_moments *moments, struct CUstream_st *stream);
 turbofno_status turbofno_field_moments(const turbofno_moments *moments, struct CUstream_st *stream);
 turbofno_status turbofno_norm_affine(const turbofno_norm *norm, struct CUstream_st *stream);

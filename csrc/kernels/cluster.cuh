@@ -25,10 +25,16 @@ __device__ __forceinline__ unsigned address_in(unsigned address, int rank) {
     return there;
 }
 
-// Writes to another block's shared memory; that block's mbarrier counts the 8 bytes when they have arrived.
+// Write to another block's shared memory; that block's mbarrier counts the 8 or 16 bytes when they have arrived.
 __device__ __forceinline__ void store_async(unsigned to, float2 value, unsigned barrier) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to), "f"(value.x),
                  "f"(value.y), "r"(barrier)
+                 : "memory");
+}
+
+__device__ __forceinline__ void store_async(unsigned to, float4 value, unsigned barrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to), "f"(value.x),
+                 "f"(value.y), "f"(value.z), "f"(value.w), "r"(barrier)
                  : "memory");
 }
 

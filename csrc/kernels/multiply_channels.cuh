@@ -1,4 +1,5 @@
-// The product of modes with the channels last: in [kx][batch][ky][c_in], out [kx][batch][ky][c_out], of even c_in and c_out.
+// The product of modes with the channels last: in [kx][batch][ky][c_in], out [kx][batch][ky][c_out], of even c_in and c_out. The
+// few channels of a network's input may be first.
 //
 // A block takes one mode, one or more tiles of 8 to 32 batch elements in turns and up to 128 output channels, 16 a warp. A row is
 // the channels of a batch element: 16 or 32 lanes read it from memory, split it and put it into shared memory. Results go to
@@ -28,10 +29,11 @@ struct InputRows {
         word = lane % lanes;
     }
 
-    // `row_pitch`: from one row to the next in memory, `pitch`: in shared memory. Zeros from row `count` on.
+    // `row_pitch`, `channel_pitch`: from one row, or channel, to the next in memory; `pitch`: from one row to the next in shared
+    // memory. Zeros from row `count` on.
     template <typename P>
-    __device__ __forceinline__ void split(uint2 *shared, float *scales, const float2 *from, int64_t row_pitch, int pitch, int count,
-                                          int all, int c_in, int channels) const {
+    __device__ __forceinline__ void split(uint2 *shared, float *scales, const float2 *from, int64_t row_pitch, int channel_pitch,
+                                          int pitch, int count, int all, int c_in, int channels) const {
         for (int first = 0; first < all; first += slots * rows) {
             float4 v[kAtOnce];
             int row[kAtOnce], c[kAtOnce];
@@ -41,7 +43,15 @@ struct InputRows {
                 row[i] = first + slot + slots * (i / words);
                 c[i] = 2 * (word + i % words * lanes);
                 const bool exists = row[i] < count && c[i] < c_in;
-                v[i] = exists ? *reinterpret_cast<const float4 *>(from + row[i] * row_pitch + c[i]) : float4{};
+                const float2 *at = from + row[i] * row_pitch + c[i] * channel_pitch;
+                if (!exists) {
+                    v[i] = float4{};
+                } else if (channel_pitch == 1) {
+                    v[i] = *reinterpret_cast<const float4 *>(at);
+                } else {
+                    const float2 one = at[0], other = c[i] + 1 < c_in ? at[channel_pitch] : float2{};
+                    v[i] = {one.x, one.y, other.x, other.y};
+                }
             }
 #pragma unroll
             for (int i = 0; i < kAtOnce; ++i) {
@@ -96,8 +106,9 @@ __global__ void __launch_bounds__(32 * kMaxModeWarps, BATCH == 1 ? 4 : BATCH == 
         const int64_t b0 = int64_t(tile) * (8 * BATCH);
         const int batch = int(min(int64_t(8 * BATCH), a.batch - b0));
         if (tile > first_tile) __syncthreads(); // the rows have been read
-        rows.split<P>(shared, input_scales, a.in + kx * a.in_pitch + (b0 * a.row_modes + y) * a.c_in,
-                      int64_t(a.row_modes) * a.c_in, a.shared_in, batch, 8 * BATCH, a.c_in, stages.channels);
+        const int64_t row_pitch = int64_t(a.row_modes) * a.c_in;
+        rows.split<P>(shared, input_scales, a.in + kx * a.in_pitch + b0 * row_pitch + y * a.in_mode, row_pitch, a.in_channel, a.shared_in,
+                      batch, 8 * BATCH, a.c_in, stages.channels);
         if (a.weights_ahead == a.weight_stages) wait_copies<0>(); // all weights of the mode
         __syncthreads();
 

@@ -1,7 +1,7 @@
 // One complex channel matrix per mode: out[b][o] = sum over c of in[b][c] weight[c][o].
 //
-// in [kx][batch][ky][c_in], weight [kx][ky][c_in][c_out], out [kx][batch][ky][c_out], or both with the channels before ky; kx
-// counts the kept modes of all axes but the last (one in 1D, where `in` and `out` are the spectra themselves). `in` and `out`
+// in [kx][batch][ky][c_in], weight [kx][ky][c_in][c_out], out [kx][batch][ky][c_out], or `in` or both with the channels before ky;
+// kx counts the kept modes of all axes but the last (one in 1D, where `in` and `out` are the spectra themselves). `in` and `out`
 // may have one ky more (row_modes).
 //
 // L2 answers as many requests for whole lines of 128 bytes as for parts of them. With the channels last lines are whole
@@ -213,6 +213,8 @@ extern "C" turbofno_status turbofno_multiply_modes(const turbofno_product *produ
     a.weights_ahead = p.weights_ahead;
     // Behind a transform of another axis they are: it has waited.
     a.weights_settled = product->weights_settled != 0 || product->others > 1;
+    a.in_channel = product->input_channels_last ? 1 : product->row_modes;
+    a.in_mode = product->input_channels_last ? product->c_in : 1;
     const bool even = product->c_out % 2 == 0, last = product->channels_last != 0;
     const auto kernel = product->precision == TURBOFNO_FP32
                             ? (even ? kernel_for<PrecisionFp32, true>(p, last) : kernel_for<PrecisionFp32, false>(p, last))

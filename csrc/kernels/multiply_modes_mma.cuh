@@ -20,6 +20,7 @@ struct ProductArguments {
     const float2 *in, *weight;
     float2 *out;
     int64_t batch, in_pitch, out_pitch; // pitches: from one kx to the next
+    int in_channel, in_mode; // with the channels of `out` last: from one channel, or ky, of the input to the next
     int c_in, c_out, modes_w, row_modes; // modes of the last axis: of the weight, of a row
     int batch_tiles, tiles_each, tile_groups, mode_tiles, channel_groups, channel_tiles;
     int shared_in, shared_out; // pitches, from one batch element to the next in shared memory

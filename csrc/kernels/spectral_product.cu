@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(kMaxSpectralThreads) spectral_product_kernel(c
             const int i = negative ? a.kept - k : k, place = (b * p.mode_share + i / kCluster) * 2 + y;
             const unsigned there = address_in(here, i % kCluster);
             const unsigned at = p.transformed_at + 8 * (place * p.c_pitch + rank + slot * kCluster);
-            store_async(there + at, {z.x * a.scale, z.y * a.scale}, there + kTransformed);
+            store_async(there + at, float2{z.x * a.scale, z.y * a.scale}, there + kTransformed);
         }
     }
 

@@ -125,6 +125,12 @@ template <int FRAGMENTS> __device__ __forceinline__ void wgmma_commit_and_wait(f
     } else {                                                                                                           \
         TURBOFNO_WGMMA_OF_REGISTERS(16, "128", TYPE, "{%64, %65, %66, %67}", "%68", "%69");                            \
     }
+#define TURBOFNO_WGMMA_TF32(...)                                                                                       \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"                                                         \
+                 "wgmma.mma_async.sync.aligned.m64n32k8.f32.tf32.tf32"                                                 \
+                 " {" TURBOFNO_OPERANDS_4 "}, {%16, %17, %18, %19}, %20, p, 1, 1;\n}"                                  \
+                 : TURBOFNO_SUMS_4                                                                                     \
+                 : __VA_ARGS__)
 #define TURBOFNO_WGMMA_SHARED(TYPE)                                                                                    \
     TURBOFNO_WGMMA(4, "32", TYPE, "%16", "%17", "%18", "1, 0", "l"(full_descriptor(a)), "l"(full_descriptor(b)), "r"(int(add)));
 
@@ -155,6 +161,14 @@ __device__ __forceinline__ void wgmma(float (&d)[kWgmmaColumns][4], unsigned a, 
 #endif
 }
 
+// d = a . b over 8 terms in TF32 (+= if `add`): 16 rows per warp by 32 columns, A from registers. B is 8 columns by 4 terms, 128
+// bytes: [8 terms][4 terms][8 columns], a row is 4 terms of a column.
+__device__ __forceinline__ void wgmma_tf32(float (&d)[4][4], const uint32_t (&a)[4], unsigned b, bool add) {
+#ifdef TURBOFNO_WGMMA_ENABLED
+    TURBOFNO_WGMMA_TF32("r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(full_descriptor(b)), "r"(int(add)));
+#endif
+}
+
 // Starts d = a . b over STEPS steps of 16 terms, a commit of its own: of split operands the small products come first
 // (precision.cuh). `b` is the lower half of B's first descriptor; its steps and planes are so many 16-byte words apart.
 template <typename P, int STEPS, int HELD, int FRAGMENTS>
@@ -174,6 +188,7 @@ __device__ __forceinline__ void start_product(float (&d)[FRAGMENTS][4], const ui
 }
 
 #undef TURBOFNO_WGMMA_SHARED
+#undef TURBOFNO_WGMMA_TF32
 #undef TURBOFNO_WGMMA_REGISTERS
 #undef TURBOFNO_WGMMA_OF_REGISTERS
 #undef TURBOFNO_WGMMA

@@ -98,7 +98,9 @@ extern "C" const char *turbofno_product_unsupported(const turbofno_product *p) {
     if (p->c_in < 1 || p->c_in > kMaxChannels || p->c_out < 1 || p->c_out > kMaxChannels) {
         return "a channel count is not in 1 .. 256";
     }
-    if (p->channels_last && (p->c_in % 2 != 0 || p->c_out % 2 != 0)) return "channels are last and their number is odd";
+    const bool odd = (p->input_channels_last && p->c_in % 2 != 0) || (p->channels_last && p->c_out % 2 != 0);
+    if (odd) return "channels are last and their number is odd";
+    if (p->input_channels_last && !p->channels_last) return "channels are last in the input only";
     if (p->modes < 1 || p->modes > kMaxModes) return "the last axis does not keep 1 .. 128 modes";
     const bool made_even = p->modes >= 3 && p->modes % 2 == 1 && p->row_modes == p->modes + 1;
     if (p->row_modes != p->modes && !made_even) return "a row has neither the kept modes nor the next even number";

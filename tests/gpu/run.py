@@ -114,7 +114,10 @@ def parts() -> list[Part]:
     kernels = [
         f"{ops}/test_{name}.py" for name in ("cuda", "cuda_programs", "fft_cuda", "dense_dft")
     ]
-    modules = ("spectral_product", "plan_cuda", "module_graph", "dispatch", "ntt")
+    modules = (
+        *("spectral_product", "batched_spectral", "plan_cuda"),
+        *("module_graph", "dispatch", "ntt"),
+    )
     others = [f"{ops}/test_{name}.py" for name in modules]
     # few workers: processes take turns on a GPU, and keep a core busy while they wait for it
     return [

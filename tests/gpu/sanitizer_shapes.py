@@ -42,6 +42,9 @@ SHAPES: tuple[Shape, ...] = (
     (1, 9, (11, 13), (4, 3)),
     (2, 8, (8, 9, 10), (4, 5, 3)),
     (1, 9, (7, 5, 11), (4, 3, 4)),
+    # many batch elements: one launch for the product and the first axis
+    (9, 32, (37, 24), (17, 5)),
+    (12, 64, (16, 9, 12), (5, 3, 4)),
 )
 PLAIN: dict[str, Any] = {}
 # norms before and after a channel MLP; lifting and projection with a hidden layer

@@ -32,6 +32,7 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "transform": _native.Transform,
     "product": _native.Product,
     "spectral": _native.Spectral,
+    "batched_spectral": _native.BatchedSpectral,
     "moments": _native.Moments,
     "norm": _native.Norm,
     "fft": _native.Fft,

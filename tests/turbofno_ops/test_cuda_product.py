@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from tests.turbofno_ops.test_axis_tables import transform
 from turbofno_ops import _cuda_product, _gemm
 from turbofno_ops._channels import mix
 from turbofno_ops._cuda_product import CudaProduct
-from turbofno_ops._native import Fft, Product, Spectral, Transform
+from turbofno_ops._native import BatchedSpectral, Fft, Product, Spectral, Transform
 from turbofno_ops._slab import Slab
 from turbofno_ops._spectral_product import ProductShape, launches
 from turbofno_ops._support import A100
@@ -53,22 +54,25 @@ def computed(name: str, a: Any) -> None:
     if isinstance(a, Spectral):
         computed_whole(a)
         return
+    if isinstance(a, BatchedSpectral):
+        computed_batched(a)
+        return
     if isinstance(a, Fft):
         computed_fft(a)
         return
     assert isinstance(a, Product)
 
-    def modes_of(address: int, pitch: int, channels: int) -> torch.Tensor:
+    def modes_of(address: int, pitch: int, channels: int, channels_last: int) -> torch.Tensor:
         rows = memory(address, a.others * pitch).view(a.others, pitch)
         rows = rows[:, : a.batch * channels * a.row_modes]
-        if a.channels_last:
+        if channels_last:
             return rows.unflatten(1, (a.batch, a.row_modes, channels)).transpose(-1, -2)
         return rows.unflatten(1, (a.batch, channels, a.row_modes))
 
-    z = modes_of(a.input, a.in_pitch, a.c_in)[..., : a.modes]
+    z = modes_of(a.input, a.in_pitch, a.c_in, a.input_channels_last)[..., : a.modes]
     weight = memory(a.weight, a.others * a.modes * a.c_in * a.c_out)
     weight = weight.view(a.others, a.modes, a.c_in, a.c_out)
-    out = modes_of(a.out, a.out_pitch, a.c_out)
+    out = modes_of(a.out, a.out_pitch, a.c_out, a.channels_last)
     out[..., a.modes :] = 0
     out[..., : a.modes] = torch.einsum("kbcm,kmco->kbom", z, weight)
 
@@ -117,6 +121,39 @@ def computed_whole(a: Spectral) -> None:
     out = out.view(a.batch, a.c_out, a.out_rows, a.row_modes)
     out[..., a.modes :] = 0
     out[..., : a.modes] = mixed.to(torch.complex64)
+
+
+def computed_batched(a: BatchedSpectral) -> None:
+    """Compute a spectral product of many batch elements, with matrices from the tables."""
+    k, n, m = torch.arange(a.kept), torch.arange(a.rows), torch.arange(a.out_rows)
+    k = torch.where(k < (a.kept + 1) // 2, k, k - a.kept)  # frequencies in FFT order
+
+    def terms_of(table: int) -> torch.Tensor:
+        """[terms, 32 columns] of B operands [steps, high and low, 2, 4, 8 columns, 4 terms]."""
+        parts = _tables[table].double().sum(1).permute(0, 1, 4, 2, 3)
+        return parts.reshape(-1, 32)
+
+    given = terms_of(a.in_table).unflatten(1, (2, 16))
+    analysis = torch.complex(given[n, 0][:, k.abs()], k.sign() * given[n, 1][:, k.abs()])
+    steps = terms_of(a.out_table).unflatten(0, (-1, a.kept // 2 // 8 + 1, 2, 8))
+    made = (
+        steps.permute(2, 1, 3, 0, 4).flatten(3).flatten(1, 2)
+    )  # cosines and sines, frequency, point
+    synthesis = torch.complex(made[0][k.abs()][:, m], k.sign()[:, None] * made[1][k.abs()][:, m])
+
+    def rows_of(address: int, pitch: int, rows: int) -> torch.Tensor:
+        shape = (a.others, a.batch, rows, a.row_modes, a.channels)
+        assert pitch == math.prod(shape[1:])
+        return memory(address, math.prod(shape)).view(shape)
+
+    z = rows_of(a.input, a.in_pitch, a.rows)[..., : a.modes, :].cdouble()
+    weight = memory(a.weight, a.kept * a.others * a.modes * a.channels**2)
+    weight = weight.view(a.kept, a.others, a.modes, a.channels, a.channels).cdouble()
+    transformed = torch.einsum("nk,jbnmc->kjbmc", analysis, z)
+    mixed = torch.einsum("kn,kjbmc,kjmco->jbnmo", synthesis, transformed, weight)
+    out = rows_of(a.out, a.out_pitch, a.out_rows)
+    out[..., a.modes :, :] = 0
+    out[..., : a.modes, :] = mixed.to(torch.complex64)
 
 
 class ThreadSlab(Slab):
@@ -257,6 +294,32 @@ def test_small_products_are_one_launch(draw: int, launched: list[str]) -> None:
 
 
 @pytest.mark.usefixtures("served_shapes")
+@pytest.mark.parametrize("c_in", [1, 3, 32])
+@pytest.mark.parametrize("kept", [6, 16, 31])
+@pytest.mark.parametrize("n_dim", [2, 3])
+def test_products_of_many_batch_elements_are_one_launch(
+    n_dim: int, kept: int, c_in: int, launched: list[str]
+) -> None:
+    size, out_size, modes = (32, 9, 16), (45, 8, 16), (kept, 3, 3)
+    size, out_size, modes = (of if n_dim == 3 else (of[0], of[2]) for of in (size, out_size, modes))
+    made = product(None, size, modes, out_size, clusters=8)
+    spectra = torch.randn(9, c_in, *size[:-1], 4, dtype=torch.complex64)
+    weight = torch.randn(*modes, c_in, 32, dtype=torch.complex64)
+    z = mix(_gemm.analyze_others(spectra[..., :3], modes[:-1]), weight)
+    assert made.wants_channels_last(9, 32)
+    if c_in == 32:
+        spectra = spectra.movedim(1, -1).contiguous().movedim(-1, 1)
+    found = made(spectra, weight)
+    between = ["transform_axis"] * (n_dim - 2)
+    first = [*between, "batched_spectral_product", *between]
+    axes = ["transform_axis"] * (n_dim - 1)
+    assert launched == (first if c_in == 32 else [*axes, "multiply_modes", *axes])
+    assert found.movedim(1, -1).is_contiguous()
+    assert relative(found[..., :3], _gemm.synthesize_others(z, out_size[:-1])) < 1e-6
+    assert (found[..., 3:] == 0).all()
+
+
+@pytest.mark.usefixtures("served_shapes")
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_many_modes_of_powers_of_two_are_transformed_by_ffts(
     channels_last: bool, launched: list[str]
@@ -310,6 +373,7 @@ def test_channels_are_last_where_that_is_faster(
 
 
 SEPARATE = ["transform_axis", "multiply_modes", "transform_axis"]
+BATCHED = ["batched_spectral_product"]
 
 
 @pytest.mark.usefixtures("served_shapes")
@@ -327,6 +391,14 @@ SEPARATE = ["transform_axis", "multiply_modes", "transform_axis"]
             ["mixed_radix_fft", "multiply_modes", "mixed_radix_fft"],
         ),
         ({"channels_last": True}, SEPARATE),
+        ({"batch": 9, "channels_last": True}, BATCHED),
+        ({"batch": 4096, "channels_last": True}, BATCHED),
+        ({"batch": 32, "channels_last": True, "modes": (24, 12)}, BATCHED),
+        ({"batch": 64, "channels_last": True, "modes": (24, 12)}, SEPARATE),
+        ({"batch": 9, "channels_last": True, "c_in": 96, "c_out": 96}, SEPARATE),
+        ({"batch": 9, "channels_last": True, "c_out": 32}, SEPARATE),
+        ({"batch": 9, "channels_last": True, "clusters": 0}, SEPARATE),
+        ({"batch": 9}, SEPARATE),
         (
             {
                 "modes": (64, 32),
