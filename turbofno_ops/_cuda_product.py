@@ -11,7 +11,8 @@ from turbofno_ops._native import BatchedSpectral, Fft, Product, Spectral, launch
 from turbofno_ops._slab import Slab
 from turbofno_ops._spectra import array_of
 from turbofno_ops._spectral_product import (
-    MOST_BATCHED_MODES,
+    BATCHED_MODES,
+    BATCHED_POINTS,
     ProductShape,
     SpectralLaunch,
     channels_last_is_faster,
@@ -84,7 +85,8 @@ class CudaProduct:
                 _cuda_tables.folded_axis(points, modes[0], device)
                 for points in (size[0], out_size[0])
             )
-        if slab is None and clusters and len(size) > 1 and modes[0] <= MOST_BATCHED_MODES:
+        batched = limits.warpgroups and len(size) > 1 and modes[0] in BATCHED_MODES
+        if batched and slab is None and max(size[0], out_size[0]) in BATCHED_POINTS:
             self._batched_tables = (
                 _cuda_tables.batched_analysis(size[0], modes[0], device),
                 _cuda_tables.batched_synthesis(out_size[0], modes[0], device),
@@ -195,6 +197,7 @@ class CudaProduct:
             self._precision,
             self._limits.multiprocessors,
             self._limits.shared_bytes,
+            self._limits.warpgroups,
             self._clusters,
             self._settled,
             channels_last,

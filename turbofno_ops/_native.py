@@ -16,7 +16,7 @@ LIBRARY = "libturbofno_cuda.so"
 MAX_STEPS = 16
 PLAN_WORDS = 128
 DOT_OUTPUTS = 4
-ABI = 1418524229
+ABI = 1382120296
 LIBRARY_VARIABLE = "TURBOFNO_LIBRARY"
 """Environment variable with the path of another build of the library."""
 
@@ -134,8 +134,8 @@ class BatchedSpectral(ctypes.Structure):
     _fields_: ClassVar = [
         *[(name, c_int64) for name in ("batch", "in_pitch", "out_pitch")],
         *[(name, c_int32) for name in ("channels", "rows", "out_rows", "kept", "others", "modes")],
-        *[(name, c_int32) for name in ("row_modes", "precision", "clusters", "shared_bytes")],
-        ("weights_settled", c_int32),
+        *[(name, c_int32) for name in ("row_modes", "precision", "multiprocessors")],
+        *[(name, c_int32) for name in ("shared_bytes", "warpgroups", "weights_settled")],
         *[(name, c_void_p) for name in ("input", "weight", "out", "in_table", "out_table")],
     ]
 

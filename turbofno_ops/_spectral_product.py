@@ -10,11 +10,10 @@ from turbofno_ops.description import PRECISIONS, Size
 
 _LINE = 16  # complex numbers of a line of 128 bytes
 _FFT_MODES = range(32, 129)
-MOST_BATCHED_MODES = 31
-"""Kept modes of the first axis that one launch takes with the product of modes, for many batch elements."""
+BATCHED_MODES, BATCHED_POINTS = range(1, 32), range(1, 513)
+"""Kept modes and points of the first axis that one launch takes with the product of modes, for many batch elements."""
 _LEAST_LAST_BATCH, _LEAST_LAST_MODES = 8, 16
 _FEW_CHANNELS = 4  # of a network's input
-_LEAST_BATCHED, _FEW_BATCHED_MODES, _BATCH_TILE, _BLOCKS_AT_ONCE = 9, 16, 8, 2
 
 
 class SpectralLaunch(NamedTuple):
@@ -38,7 +37,7 @@ class SpectralLaunch(NamedTuple):
 class ProductShape(NamedTuple):
     """Shape and precision of a spectral product, and what its launches depend on besides.
 
-    `clusters`: that the device runs at once; 0 for separate launches. `settled`: no kernel still in flight writes the weights.
+    `warpgroups`: the code for the device uses wgmma. `clusters`: that the device runs at once; 0 for separate launches. `settled`: no kernel still in flight writes the weights.
     `channels_last`: the given spectra are [batch, *others, row, channels] in memory. `cut`: points of the whole first axis, given
     and wanted, of which `size` and `out_size` have a slab's rows.
     """
@@ -52,6 +51,7 @@ class ProductShape(NamedTuple):
     precision: str
     multiprocessors: int
     shared_bytes: int
+    warpgroups: bool = False
     clusters: int = 0
     settled: bool = True
     channels_last: bool = False
@@ -75,8 +75,10 @@ def launches(shape: ProductShape) -> tuple[SpectralLaunch, ...]:
     """Return the launches from spectra [batch, c_in, *others, row] to mixed spectra [batch, c_out, *others, row].
 
     `row` is `row_modes`. It is one launch in 2D with few batch elements, where the kernels support that and it is faster, else
-    transforms, product of modes and inverse transforms. Their intermediate results have the transformed modes in front:
-    [*transformed modes, batch, channels, *remaining axes, row]; with the channels last, these are behind the row.
+    transforms, product of modes and inverse transforms. With many batch elements one launch may do the product and the
+    transforms of the first axis. `mixed_channels_last` tells the layout of the result. Intermediate results have the transformed
+    modes in front: [*transformed modes, batch, channels, *remaining axes, row]; with the channels last, these are behind the
+    row.
     """
     if not shape.channels_last and has_one_launch(shape):
         return (_whole(shape),)
@@ -103,8 +105,9 @@ def mixed_channels_last(shape: ProductShape) -> bool:
 
     A product reads the few channels of a network's input in either order.
     """
-    following = shape._replace(c_in=shape.c_out, channels_last=True)
-    return shape.channels_last or (shape.c_in <= _FEW_CHANNELS and _batched_is_faster(following))
+    if shape.channels_last or shape.c_in > _FEW_CHANNELS or has_one_launch(shape):
+        return shape.channels_last
+    return _batched_is_faster(shape._replace(c_in=shape.c_out, channels_last=True))
 
 
 def _whole(shape: ProductShape) -> SpectralLaunch:
@@ -125,17 +128,10 @@ def _whole(shape: ProductShape) -> SpectralLaunch:
 
 
 def _batched_is_faster(shape: ProductShape) -> bool:
-    """Return True if one launch does the product with the transforms of the first axis, and is faster, measured on an H100.
-
-    It is with few modes, or if all of its blocks run at once: then launches wait for each other.
-    """
-    if len(shape.modes) < 2 or not shape.clusters or shape.cut or not shape.channels_last:
+    """Return True if one launch does the product with the transforms of the first axis: many fields, on cards with wgmma."""
+    if len(shape.modes) < 2 or not shape.warpgroups or shape.cut or not shape.channels_last:
         return False
-    if shape.c_in != shape.c_out or shape.batch < _LEAST_BATCHED:
-        return False
-    clusters = -(-shape.batch // _BATCH_TILE) * math.prod(shape.modes[1:-1]) * shape.row_modes
-    at_once = clusters * shape.c_in // _LINE <= _BLOCKS_AT_ONCE * shape.multiprocessors
-    if not at_once and shape.modes[0] > _FEW_BATCHED_MODES:
+    if shape.c_in != shape.c_out:
         return False
     return _native.refusal("batched_spectral_unsupported", _batched(shape).arguments) is None
 
@@ -157,8 +153,9 @@ def _batched(shape: ProductShape) -> SpectralLaunch:
         modes=last,
         row_modes=row,
         precision=PRECISIONS.index(shape.precision),
-        clusters=shape.clusters,
+        multiprocessors=shape.multiprocessors,
         shared_bytes=shape.shared_bytes,
+        warpgroups=shape.warpgroups,
         weights_settled=shape.settled,
     )
     return SpectralLaunch("batched_spectral_product", arguments, math.prod(others) * out_pitch, 0)

@@ -110,7 +110,7 @@ typedef struct {
                                                   PROJECT's [16]. Zero padded */
 } turbofno_step;
 
-#define TURBOFNO_ABI 1418524229 /* checksum of this header's declarations; test_abi.py has the new one after a change */
+#define TURBOFNO_ABI 1382120296 /* checksum of this header's declarations; test_abi.py has the new one after a change */
 #define TURBOFNO_MAX_STEPS 16
 #define TURBOFNO_DOT_OUTPUTS 4
 #define TURBOFNO_PLAN_WORDS 128
@@ -228,21 +228,22 @@ typedef struct {
     const void *in_table, *out_table; /* _cuda_tables.py, folded_axis(rows, kept), folded_axis(out_rows, kept) */
 } turbofno_spectral;
 
-/* The transform of the first axis, the product of modes and the inverse transform, for many batch elements, on cards with thread
- * block clusters. Channels are last. A row is as in turbofno_product. */
+/* The transform of the first axis, the product of modes and the inverse transform, for many batch elements, on cards with
+ * warpgroups. Channels are last. A row is as in turbofno_product. */
 typedef struct {
     int64_t batch;
-    int64_t in_pitch, out_pitch; /* complex numbers from one mode of the axes between the first and the last to the next */
+    int64_t in_pitch, out_pitch; /* complex numbers from one mode of the axes between the first and the last to the next; even */
     int32_t channels; /* of input and out: 32, 64 or 128 */
-    int32_t rows, out_rows; /* points of the first axis: of input, of out */
+    int32_t rows, out_rows; /* points of the first axis: of input, of out; at most 512 */
     int32_t kept; /* modes of the first axis, in FFT order */
     int32_t others; /* kept modes of the axes between the first and the last; 1 in 2D */
     int32_t modes; /* of the last axis */
     int32_t row_modes; /* of a row: modes or modes + 1 */
     int32_t precision;
-    int32_t clusters; /* turbofno_device_clusters() of the device */
+    int32_t multiprocessors; /* of the device */
     int32_t shared_bytes; /* opt-in shared memory per block of the device */
-    int32_t weights_settled; /* 1: no kernel still in flight writes the weight or the tables */
+    int32_t warpgroups; /* turbofno_device_warpgroups() of the device */
+    int32_t weights_settled; /* 1: no kernel still in flight writes the tables */
     const float *input; /* complex [others][in_pitch], of these [batch][rows][row_modes][channels] */
     const float *weight; /* complex [kept][others][modes][channels][channels], inputs before outputs */
     float *out; /* complex [others][out_pitch], of these [batch][out_rows][row_modes][channels] */

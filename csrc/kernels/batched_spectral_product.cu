@@ -36,7 +36,7 @@ struct BatchedArguments {
     BatchedSpectralPlan plan;
 };
 
-#if __CUDA_ARCH__ >= 900
+#ifdef TURBOFNO_WGMMA_ENABLED
 
 constexpr int kChunk = 8; // steps of 4 channels whose weights a lane holds at once; channels are whole chunks
 constexpr unsigned kStepWords = 128; // 16-byte words of a step of a table: the high parts, then the low parts
@@ -107,7 +107,7 @@ __device__ __forceinline__ void add_products(float (&sum)[4], const OperandRows<
 }
 
 __device__ __forceinline__ float4 read_weights(const float2 *from) {
-    float4 w; // in assembly, so that the compiler does not move the load behind pdl_wait; used once, so not kept in L1
+    float4 w; // in assembly, so that the compiler does not move the load behind cluster_wait; used once, so not kept in L1
     asm volatile("ld.global.nc.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(w.x), "=f"(w.y), "=f"(w.z), "=f"(w.w)
                  : "l"(from));
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(32 * kBatchTile, 2) batched_spectral_kernel(co
     // A warp multiplies for one block; its weights: 16 output channels of a mode, two of them a lane, of every fourth input channel.
     const int to = warp % p.cluster, groups = kBatchTile / p.cluster;
     int k = warp / p.cluster; // of this block's modes
-    const int64_t matrix = int64_t(a.channels) * a.channels, of_k = a.others * a.modes * matrix;
+    const int64_t matrix = int64_t(a.channels) * a.channels, of_k = int64_t(a.others) * a.modes * matrix;
     const bool multiplies = mode < a.modes; // else the row's last mode has no weight
     const float2 *weight = a.weight + (int64_t(first + k) * a.others + other) * a.modes * matrix + mode * matrix + t * a.channels +
                            to * kSliceChannels + 2 * g;
@@ -351,7 +351,7 @@ __global__ void __launch_bounds__(32 * kBatchTile, 2) batched_spectral_kernel(co
 
 #else
 
-// Refused: the device runs no clusters.
+// Refused: the device has no wgmma.
 template <bool SPLIT> __global__ void batched_spectral_kernel(const BatchedArguments) {}
 
 #endif

@@ -46,7 +46,7 @@ struct InputRows {
                 const float2 *at = from + row[i] * row_pitch + c[i] * channel_pitch;
                 if (!exists) {
                     v[i] = float4{};
-                } else if (channel_pitch == 1) {
+                } else if (channel_pitch == 1 && c_in % 2 == 0) {
                     v[i] = *reinterpret_cast<const float4 *>(at);
                 } else {
                     const float2 one = at[0], other = c[i] + 1 < c_in ? at[channel_pitch] : float2{};

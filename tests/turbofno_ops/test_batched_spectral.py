@@ -24,19 +24,15 @@ pytestmark = [needs_kernels, pytest.mark.usefixtures("strict_float32")]
 
 
 @pytest.fixture(autouse=True)
-def clusters() -> int:
-    """Clusters that the card runs at once."""
-    found = device_clusters(DEVICE)
-    if not found:
-        pytest.skip("this card runs no clusters")
-    return found
+def warpgroups() -> None:
+    if not device_limits(DEVICE).warpgroups:
+        pytest.skip("the code for this card has no wgmma")
 
 
 def product(
     size: Size,
     out_size: Size,
     modes: Size,
-    clusters: int,
     *,
     precision: str = "fp32",
     settled: bool = True,
@@ -48,7 +44,7 @@ def product(
         device=DEVICE,
         precision=precision,
         limits=device_limits(DEVICE),
-        clusters=clusters,
+        clusters=device_clusters(DEVICE),
         settled=settled,
         slab=None,
     )
@@ -74,7 +70,7 @@ def computed(spectra: torch.Tensor, weight: torch.Tensor, others: Size) -> torch
 
 
 @pytest.mark.parametrize("draw", range(tried(40, 300)))
-def test_drawn_products_equal_float64(draw: int, clusters: int) -> None:
+def test_drawn_products_equal_float64(draw: int) -> None:
     rng = random.Random(torch.initial_seed() + draw)
     n_dim = rng.choice([2, 2, 3])
     most = 200 if n_dim == 2 else 24
@@ -90,7 +86,7 @@ def test_drawn_products_equal_float64(draw: int, clusters: int) -> None:
     channels = rng.choice([32, 64, 128])
     batch = rng.choice([rng.randint(8, 20), rng.randint(8, 70)])
     precision = rng.choice(["fp32", "fp32", "tf32"])
-    made = product(size, out_size, modes, clusters, precision=precision, settled=draw % 2 == 0)
+    made = product(size, out_size, modes, precision=precision, settled=draw % 2 == 0)
     if not is_batched(made, batch, channels):
         pytest.skip("separate launches are faster")
     row = modes[-1] + (modes[-1] % 2 if modes[-1] > 1 else 0)
@@ -107,8 +103,8 @@ def test_drawn_products_equal_float64(draw: int, clusters: int) -> None:
 
 
 @pytest.mark.parametrize("channels", [32, 64])
-def test_nan_stays_in_its_batch_element(channels: int, clusters: int) -> None:
-    made = product((30, LAST), (33, LAST), (12, 9), clusters)
+def test_nan_stays_in_its_batch_element(channels: int) -> None:
+    made = product((30, LAST), (33, LAST), (12, 9))
     weight = torch.randn(12, 9, channels, channels, dtype=torch.complex64, device=DEVICE)
     spectra = on_card(torch.randn(19, channels, 30, 10, dtype=torch.complex64))
     assert is_batched(made, 19, channels)
@@ -120,8 +116,8 @@ def test_nan_stays_in_its_batch_element(channels: int, clusters: int) -> None:
     assert found[17, ..., :9].isnan().all()
 
 
-def test_batch_elements_do_not_depend_on_others(clusters: int) -> None:
-    made = product((64, LAST), (64, LAST), (24, 12), clusters)
+def test_batch_elements_do_not_depend_on_others() -> None:
+    made = product((64, LAST), (64, LAST), (24, 12))
     weight = torch.randn(24, 12, 32, 32, dtype=torch.complex64, device=DEVICE)
     spectra = on_card(torch.randn(32, 32, 64, 12, dtype=torch.complex64))
     expected = made(spectra, weight)
@@ -133,9 +129,9 @@ def test_batch_elements_do_not_depend_on_others(clusters: int) -> None:
         )
 
 
-def test_replays_follow_their_inputs(clusters: int) -> None:
+def test_replays_follow_their_inputs() -> None:
     """Many in a row, as in a chain: each starts before the one before it has ended."""
-    made = product((64, LAST), (64, LAST), (24, 12), clusters)
+    made = product((64, LAST), (64, LAST), (24, 12))
     weight = torch.randn(24, 12, 32, 32, dtype=torch.complex64, device=DEVICE) / 32**0.5
     given = on_card(torch.randn(32, 32, 64, 12, dtype=torch.complex64))
     assert is_batched(made, 32, 32)
@@ -155,3 +151,23 @@ def test_replays_follow_their_inputs(clusters: int) -> None:
         given.copy_(torch.randn_like(given))
         graph.replay()
         assert torch.equal(out, chain())
+
+
+@pytest.mark.parametrize("last", [1, 2, 3])
+@pytest.mark.parametrize("channels", [1, 2, 3])
+def test_few_channels_become_many_that_are_last(channels: int, last: int) -> None:
+    size, modes, row = (20, LAST), (9, last), last + last // 2 * (last % 2)
+    made = product(size, size, modes)
+    weight = torch.randn(*modes, channels, 32, dtype=torch.complex64)
+    spectra = torch.randn(17, channels, size[0], row, dtype=torch.complex64)
+    expected = computed(spectra.cdouble(), weight.cdouble(), size[:-1])
+    given = spectra.cuda()
+    given[3, 0, 5] = math.nan
+    poison()
+    found = made(given, weight.cuda())
+    assert found.movedim(1, -1).is_contiguous()
+    found = found.cpu()
+    assert found[3, ..., :last].isnan().all()
+    others = [b for b in range(17) if b != 3]
+    assert relative_l2(found[others][..., :last], expected[others]) < 1e-6
+    assert (found[..., last:] == 0).all()

@@ -19,9 +19,10 @@ from turbofno_ops._cuda_product import CudaProduct
 from turbofno_ops._native import BatchedSpectral, Fft, Product, Spectral, Transform
 from turbofno_ops._slab import Slab
 from turbofno_ops._spectral_product import ProductShape, launches
-from turbofno_ops._support import A100
+from turbofno_ops._support import A100, Device
 
 CPU = torch.device("cpu")
+H100 = Device(132, 232448, True)
 _tables: dict[int, torch.Tensor] = {}
 
 
@@ -196,6 +197,7 @@ def product(
     out_size: tuple[int, ...],
     *,
     clusters: int = 0,
+    limits: Device = A100,
 ) -> CudaProduct:
     made = CudaProduct(
         size,
@@ -203,7 +205,7 @@ def product(
         out_size,
         device=CPU,
         precision="fp32",
-        limits=A100,
+        limits=limits,
         clusters=clusters,
         settled=True,
         slab=slab,
@@ -297,15 +299,16 @@ def test_small_products_are_one_launch(draw: int, launched: list[str]) -> None:
 @pytest.mark.parametrize("c_in", [1, 3, 32])
 @pytest.mark.parametrize("kept", [6, 16, 31])
 @pytest.mark.parametrize("n_dim", [2, 3])
+@pytest.mark.parametrize("last", [1, 3])
 def test_products_of_many_batch_elements_are_one_launch(
-    n_dim: int, kept: int, c_in: int, launched: list[str]
+    n_dim: int, kept: int, c_in: int, last: int, launched: list[str]
 ) -> None:
-    size, out_size, modes = (32, 9, 16), (45, 8, 16), (kept, 3, 3)
+    size, out_size, modes = (32, 9, 16), (45, 8, 16), (kept, 3, last)
     size, out_size, modes = (of if n_dim == 3 else (of[0], of[2]) for of in (size, out_size, modes))
-    made = product(None, size, modes, out_size, clusters=8)
-    spectra = torch.randn(9, c_in, *size[:-1], 4, dtype=torch.complex64)
+    made = product(None, size, modes, out_size, clusters=8, limits=H100)
+    spectra = torch.randn(9, c_in, *size[:-1], last + last // 2, dtype=torch.complex64)
     weight = torch.randn(*modes, c_in, 32, dtype=torch.complex64)
-    z = mix(_gemm.analyze_others(spectra[..., :3], modes[:-1]), weight)
+    z = mix(_gemm.analyze_others(spectra[..., :last], modes[:-1]), weight)
     assert made.wants_channels_last(9, 32)
     if c_in == 32:
         spectra = spectra.movedim(1, -1).contiguous().movedim(-1, 1)
@@ -315,8 +318,8 @@ def test_products_of_many_batch_elements_are_one_launch(
     axes = ["transform_axis"] * (n_dim - 1)
     assert launched == (first if c_in == 32 else [*axes, "multiply_modes", *axes])
     assert found.movedim(1, -1).is_contiguous()
-    assert relative(found[..., :3], _gemm.synthesize_others(z, out_size[:-1])) < 1e-6
-    assert (found[..., 3:] == 0).all()
+    assert relative(found[..., :last], _gemm.synthesize_others(z, out_size[:-1])) < 1e-6
+    assert (found[..., last:] == 0).all()
 
 
 @pytest.mark.usefixtures("served_shapes")
@@ -397,7 +400,16 @@ BATCHED = ["batched_spectral_product"]
         ({"batch": 64, "channels_last": True, "modes": (24, 12)}, SEPARATE),
         ({"batch": 9, "channels_last": True, "c_in": 96, "c_out": 96}, SEPARATE),
         ({"batch": 9, "channels_last": True, "c_out": 32}, SEPARATE),
-        ({"batch": 9, "channels_last": True, "clusters": 0}, SEPARATE),
+        ({"batch": 9, "channels_last": True, "warpgroups": False}, SEPARATE),
+        ({"batch": 8, "channels_last": True}, SEPARATE),
+        ({"batch": 9, "channels_last": True, "size": (513, 128)}, SEPARATE),
+        (
+            {"batch": 9, "channels_last": True, "modes": (32, 9)},
+            ["mixed_radix_fft", "multiply_modes", "mixed_radix_fft"],
+        ),
+        # one block fits on a multiprocessor, not two
+        ({"batch": 16, "channels_last": True, "modes": (31, 12)}, BATCHED),
+        ({"batch": 24, "channels_last": True, "modes": (31, 12)}, SEPARATE),
         ({"batch": 9}, SEPARATE),
         (
             {
@@ -428,6 +440,6 @@ def test_one_launch_where_it_is_served_and_faster(
     of: dict[str, Any] = {
         "batch": 1, "c_in": 64, "c_out": 64, "size": (128, 128), "out_size": (128, 128),
         "modes": (16, 9), "precision": "fp32", "multiprocessors": 132, "shared_bytes": 232448,
-        "clusters": 8,
+        "warpgroups": True, "clusters": 8,
     }  # fmt: skip
     assert [one.name for one in launches(ProductShape(**of | changes))] == names

@@ -93,6 +93,18 @@ def test_drawn_products_equal_float64(draw: int) -> None:
     assert error(found, z, weight) < ERRORS[precision], drawn
 
 
+@pytest.mark.parametrize("modes", [1, 2])
+@pytest.mark.parametrize("c_in", [1, 2, 3])
+def test_few_channels_become_many_that_are_last(c_in: int, modes: int) -> None:
+    z = torch.randn(2, 9, c_in, modes, dtype=torch.complex64)
+    weight = torch.randn(2, modes, c_in, 18, dtype=torch.complex64)
+    z[:, 1] = math.nan
+    found = product(z, weight, modes, channels_last=True, input_last=False)
+    assert found[:, 1].isnan().all()
+    others = [b for b in range(9) if b != 1]
+    assert error(found[:, others], z[:, others], weight) < ERRORS[0]
+
+
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize(
     ("of_input", "of_weights"),
