@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from turbofno.service.http.call import Body, Bytes, Call, ClientLeft, Reply
-from turbofno.service.http.operations import begin, execute, target_of
+from turbofno.service.http.operations import begin, target_of
 from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, problem, stopped
 from turbofno.service.logs import request_id
 
@@ -113,7 +113,7 @@ class _Sending:
         self.started = False
 
     async def execute(self) -> None:
-        await self.reply(await execute(self._call))
+        await self.reply(await self._call.operation.run(self._call))
 
     async def reply(self, reply: Reply) -> None:
         headers = [*reply.headers]

@@ -181,7 +181,7 @@ class Call:
 
 
 class Reply:
-    """A status, headers and a body, given in pieces or as a stream of pieces."""
+    """A status, headers and a body in pieces, which a stream of further pieces may follow."""
 
     __slots__ = ("body", "headers", "size", "status", "stream")
 

@@ -14,7 +14,7 @@ from turbofno.service.errors import ServiceError
 from turbofno.service.http.access_log import shown_path
 from turbofno.service.http.call import Body, Bytes, Call, Reply
 from turbofno.service.http.eager_task import EagerTask
-from turbofno.service.http.operations import begin, execute
+from turbofno.service.http.operations import begin
 from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, problem, stopped
 from turbofno.service.logs import request_id
 from turbofno.service.pipeline.admission import UNCOUNTED
@@ -195,10 +195,13 @@ class Exchange(Body):
             reply = None
             try:
                 if not self.disconnected:
-                    reply = (None if self._begun else self.begin()) or await execute(call)
+                    reply = None if self._begun else self.begin()
+                    reply = reply or await call.operation.run(call)
             except asyncio.CancelledError:
                 # The client has left, or the process ends.
                 reply = None if self.disconnected else stopped(call)
+            except Exception as error:
+                reply = problem(call, error)
             if reply is not None:
                 status = reply.status
                 size = await self._send(reply)
