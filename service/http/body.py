@@ -151,7 +151,8 @@ def _too_large(call: Call, what: str, limit: int, setting: str | None) -> Payloa
 def _join(pieces: list[bytes | bytearray | memoryview], buffer: memoryview | None) -> memoryview:
     """The body, in `buffer` if there is one; without a copy if it is a single piece."""
     if buffer is None:
-        return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        whole = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return whole if isinstance(whole, memoryview) else memoryview(whole)
     start = 0
     for piece in pieces:
         buffer[start : start + len(piece)] = piece

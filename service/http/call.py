@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 
     from turbofno.service.context import AppContext
+    from turbofno.service.engine.interface import PredictResult
     from turbofno.service.http.parameters import Parameter
     from turbofno.service.http.served import Served
 
@@ -178,6 +179,11 @@ class Call:
     def note(self, step: str, started: float) -> None:
         """Add the time since `started` to a step."""
         self.steps[step] = self.steps.get(step, 0.0) + time.perf_counter() - started
+
+    def note_result(self, result: PredictResult) -> None:
+        """Note size and times of the engine's work."""
+        self.fields = len(result.fields)
+        self.steps["queue"], self.steps["compute"] = result.queue_seconds, result.compute_seconds
 
 
 class Reply:

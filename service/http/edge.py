@@ -54,6 +54,12 @@ def edge_protocol(context: AppContext) -> type[Edge]:
 class Edge(HttpToolsProtocol):
     """One connection. Its own refusals have a JSON body for clients of both protocols: `error` and RFC 9457's members."""
 
+    # With more attributes than 30, uvicorn's among them, each instance would have a dictionary of its own: cache misses, with
+    # hundreds of connections.
+    __slots__ = (
+        "_admitted", "_arriving", "_behind", "_half_closed", "_head", "_header_bytes", "_idle_since", "_limits", "_reception",
+        "_timers", "_unanswered",
+    )  # fmt: skip
     app_context: AppContext
     cycle: Any
     """The newest exchange, by the name that uvicorn uses."""
