@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from turbofno.service.http.call import Body, Bytes, Call, ClientLeft, Reply
+from turbofno.service.http.call import Bytes, Call, ClientLeft, Reply
 from turbofno.service.http.operations import begin, target_of
 from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, problem, stopped
 from turbofno.service.logs import request_id
@@ -25,11 +25,19 @@ _BODILESS = {"GET", "HEAD", "OPTIONS"}
 """Methods of requests whose body is not read."""
 
 
-class ReceivedBody(Body):
+class AsgiCall(Call):
+    """A request whose body comes in ASGI messages."""
+
     __slots__ = ("_receive", "_whole")
 
-    def __init__(self, receive: Receive) -> None:
-        super().__init__()
+    def __init__(self, scope: Scope, receive: Receive, context: AppContext) -> None:
+        path: str = scope["path"]
+        quoted = quote(path, errors="replace").encode()
+        headers = [(name.lower(), value) for name, value in scope["headers"]]
+        super().__init__(
+            context, scope["method"], path, scope.get("raw_path") or quoted, scope["query_string"],
+            headers, target_of(quoted),
+        )  # fmt: skip
         self._receive = receive
         self._whole = asyncio.Event()
 
@@ -39,10 +47,10 @@ class ReceivedBody(Body):
             raise ClientLeft
         self.add(message.get("body", b""))
         if not message.get("more_body", False):
-            self.skip()
+            self.skip_body()
 
-    def skip(self) -> None:
-        super().skip()
+    def skip_body(self) -> None:
+        super().skip_body()
         self._whole.set()
 
     async def until_left(self) -> None:
@@ -50,16 +58,6 @@ class ReceivedBody(Body):
         await self._whole.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass
-
-
-def call_of(scope: Scope, receive: Receive, context: AppContext) -> Call:
-    path: str = scope["path"]
-    quoted = quote(path, errors="replace").encode()
-    headers = [(name.lower(), value) for name, value in scope["headers"]]
-    return Call(
-        context, scope["method"], path, scope.get("raw_path") or quoted, scope["query_string"],
-        headers, ReceivedBody(receive), target_of(quoted),
-    )  # fmt: skip
 
 
 class CallMiddleware:
@@ -73,17 +71,16 @@ class CallMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        call = call_of(scope, receive, self._context)
+        call = AsgiCall(scope, receive, self._context)
         token = request_id.set(call.request_id)
         sending = _Sending(call, send)
         try:
             if (reply := begin(call)) is not None:
                 await sending.reply(reply)
             else:
-                assert isinstance(call.body, ReceivedBody)
                 if call.method in _BODILESS:
-                    call.body.skip()
-                await unless_left(call.body, sending.execute())
+                    call.skip_body()
+                await unless_left(call, sending.execute())
         except ClientLeft:
             if not sending.started:
                 await sending.reply(Reply(CLIENT_CLOSED_REQUEST))
@@ -138,9 +135,9 @@ class _Sending:
             await self._send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
-async def unless_left(body: ReceivedBody, work: Coroutine[Any, Any, T]) -> T:
+async def unless_left(call: AsgiCall, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`, or cancel it and raise ClientLeft if the client leaves first."""
-    working, watching = asyncio.create_task(work), asyncio.create_task(body.until_left())
+    working, watching = asyncio.create_task(work), asyncio.create_task(call.until_left())
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
