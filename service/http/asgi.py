@@ -26,11 +26,11 @@ _BODILESS = {"GET", "HEAD", "OPTIONS"}
 
 
 class AsgiCall(Call):
-    """A request whose body comes in ASGI messages."""
+    """A request and its reply as ASGI messages."""
 
-    __slots__ = ("_receive", "_whole")
+    __slots__ = ("_receive", "_send", "_whole", "sent", "started_reply", "status")
 
-    def __init__(self, scope: Scope, receive: Receive, context: AppContext) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, context: AppContext) -> None:
         path: str = scope["path"]
         quoted = quote(path, errors="replace").encode()
         headers = [(name.lower(), value) for name, value in scope["headers"]]
@@ -38,8 +38,12 @@ class AsgiCall(Call):
             context, scope["method"], path, scope.get("raw_path") or quoted, scope["query_string"],
             headers, target_of(quoted),
         )  # fmt: skip
-        self._receive = receive
+        self._receive, self._send = receive, send
         self._whole = asyncio.Event()
+        self.status = CLIENT_CLOSED_REQUEST
+        self.sent = 0
+        """Bytes of the reply's body."""
+        self.started_reply = False
 
     async def more(self) -> None:
         message = await self._receive()
@@ -59,6 +63,31 @@ class AsgiCall(Call):
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
+    async def serve(self) -> None:
+        await self.reply(await self.operation.run(self))
+
+    async def reply(self, reply: Reply) -> None:
+        headers = [*reply.headers]
+        if reply.stream is None and reply.status not in (204, CLIENT_CLOSED_REQUEST):
+            headers.append((b"content-length", str(reply.size).encode()))
+        headers += self.context.access_log.headers(self)
+        self.status, self.started_reply = reply.status, True
+        start = {"type": "http.response.start", "status": reply.status, "headers": headers}
+        await self._send(start)
+        for piece in reply.body:
+            await self._send_piece(bytes(piece))
+        if reply.stream is not None:
+            async with aclosing(reply.stream) as stream:
+                async for piece in stream:
+                    await self._send_piece(piece)
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_piece(self, piece: Bytes) -> None:
+        if self.method != "HEAD":
+            self.sent += len(piece)
+            # The server applies backpressure before the message that follows a body, not during it.
+            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+
 
 class CallMiddleware:
     """Serves HTTP by the table of operations; passes other scopes, such as the lifespan, to the application."""
@@ -71,68 +100,30 @@ class CallMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        call = AsgiCall(scope, receive, self._context)
+        call = AsgiCall(scope, receive, send, self._context)
         token = request_id.set(call.request_id)
-        sending = _Sending(call, send)
         try:
             if (reply := begin(call)) is not None:
-                await sending.reply(reply)
+                await call.reply(reply)
             else:
                 if call.method in _BODILESS:
                     call.skip_body()
-                await unless_left(call, sending.execute())
+                await unless_left(call, call.serve())
         except ClientLeft:
-            if not sending.started:
-                await sending.reply(Reply(CLIENT_CLOSED_REQUEST))
+            if not call.started_reply:
+                await call.reply(Reply(CLIENT_CLOSED_REQUEST))
         except Exception as error:
-            if sending.started:
+            if call.started_reply:
                 raise
-            await sending.reply(problem(call, error))
+            await call.reply(problem(call, error))
         except asyncio.CancelledError:
-            if sending.started:
+            if call.started_reply:
                 raise
             # Not raised again, since it is answered: the server would log a traceback for each.
-            await sending.reply(stopped(call))
+            await call.reply(stopped(call))
         finally:
-            self._context.access_log.close(call, sending.status, sending.size)
+            self._context.access_log.close(call, call.status, call.sent)
             request_id.reset(token)
-
-
-class _Sending:
-    """The reply to one request, as ASGI messages."""
-
-    def __init__(self, call: Call, send: Send) -> None:
-        self._call = call
-        self._send = send
-        self.status = CLIENT_CLOSED_REQUEST
-        self.size = 0
-        """Bytes of the body sent."""
-        self.started = False
-
-    async def execute(self) -> None:
-        await self.reply(await self._call.operation.run(self._call))
-
-    async def reply(self, reply: Reply) -> None:
-        headers = [*reply.headers]
-        if reply.stream is None and reply.status not in (204, CLIENT_CLOSED_REQUEST):
-            headers.append((b"content-length", str(reply.size).encode()))
-        headers += self._call.context.access_log.headers(self._call)
-        self.status, self.started = reply.status, True
-        start = {"type": "http.response.start", "status": reply.status, "headers": headers}
-        await self._send(start)
-        for piece in reply.body:
-            await self._body(bytes(piece))
-        if reply.stream is not None:
-            async with aclosing(reply.stream) as stream:
-                async for piece in stream:
-                    await self._body(piece)
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _body(self, piece: Bytes) -> None:
-        if self._call.method != "HEAD":
-            self.size += len(piece)
-            # The server applies backpressure before the message that follows a body, not during it.
-            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
 async def unless_left(call: AsgiCall, work: Coroutine[Any, Any, T]) -> T:

@@ -44,7 +44,7 @@ class Work:
 def call_of(client: Client) -> AsgiCall:
     """A call with a complete body from this client."""
     scope = {"method": "POST", "path": "/", "query_string": b"", "headers": []}
-    call = AsgiCall(scope, client.receive, Mock())
+    call = AsgiCall(scope, client.receive, Mock(), Mock())
     call.skip_body()
     return call
 

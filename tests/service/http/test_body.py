@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -66,7 +67,7 @@ def make_request(
             (k.encode(), v.encode("latin-1", "replace")) for k, v in (headers or {}).items()
         ],
     }
-    return AsgiCall(scope, receive, context)
+    return AsgiCall(scope, receive, Mock(), context)
 
 
 class Admitted:
