@@ -52,7 +52,8 @@ REFUSED_WITH_MODEL = (
 )  # fmt: skip
 
 
-_MOST_PENDING = 4096
+_MOST_PENDING = 512
+"""Most records kept: thousands would push the waiting requests out of the caches, and start garbage collections."""
 
 # Tuples, which cost least: there is one for each request.
 _Answered: TypeAlias = tuple[Any, ...]

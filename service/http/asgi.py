@@ -7,8 +7,8 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from turbofno.service.http.call import Body, Bytes, Call, ClientLeft, Reply
-from turbofno.service.http.operations import begin, execute, target_of
+from turbofno.service.http.call import Bytes, Call, ClientLeft, Reply
+from turbofno.service.http.operations import begin, target_of
 from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, problem, stopped
 from turbofno.service.logs import request_id
 
@@ -25,13 +25,25 @@ _BODILESS = {"GET", "HEAD", "OPTIONS"}
 """Methods of requests whose body is not read."""
 
 
-class ReceivedBody(Body):
-    __slots__ = ("_receive", "_whole")
+class AsgiCall(Call):
+    """A request and its reply as ASGI messages."""
 
-    def __init__(self, receive: Receive) -> None:
-        super().__init__()
-        self._receive = receive
+    __slots__ = ("_receive", "_send", "_whole", "sent", "started_reply", "status")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, context: AppContext) -> None:
+        path: str = scope["path"]
+        quoted = quote(path, errors="replace").encode()
+        headers = [(name.lower(), value) for name, value in scope["headers"]]
+        super().__init__(
+            context, scope["method"], path, scope.get("raw_path") or quoted, scope["query_string"],
+            headers, target_of(quoted),
+        )  # fmt: skip
+        self._receive, self._send = receive, send
         self._whole = asyncio.Event()
+        self.status = CLIENT_CLOSED_REQUEST
+        self.sent = 0
+        """Bytes of the reply's body."""
+        self.started_reply = False
 
     async def more(self) -> None:
         message = await self._receive()
@@ -39,10 +51,10 @@ class ReceivedBody(Body):
             raise ClientLeft
         self.add(message.get("body", b""))
         if not message.get("more_body", False):
-            self.skip()
+            self.skip_body()
 
-    def skip(self) -> None:
-        super().skip()
+    def skip_body(self) -> None:
+        super().skip_body()
         self._whole.set()
 
     async def until_left(self) -> None:
@@ -51,15 +63,30 @@ class ReceivedBody(Body):
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
+    async def serve(self) -> None:
+        await self.reply(await self.operation.run(self))
 
-def call_of(scope: Scope, receive: Receive, context: AppContext) -> Call:
-    path: str = scope["path"]
-    quoted = quote(path, errors="replace").encode()
-    headers = [(name.lower(), value) for name, value in scope["headers"]]
-    return Call(
-        context, scope["method"], path, scope.get("raw_path") or quoted, scope["query_string"],
-        headers, ReceivedBody(receive), target_of(quoted),
-    )  # fmt: skip
+    async def reply(self, reply: Reply) -> None:
+        headers = [*reply.headers]
+        if reply.stream is None and reply.status not in (204, CLIENT_CLOSED_REQUEST):
+            headers.append((b"content-length", str(reply.size).encode()))
+        headers += self.context.access_log.headers(self)
+        self.status, self.started_reply = reply.status, True
+        start = {"type": "http.response.start", "status": reply.status, "headers": headers}
+        await self._send(start)
+        for piece in reply.body:
+            await self._send_piece(bytes(piece))
+        if reply.stream is not None:
+            async with aclosing(reply.stream) as stream:
+                async for piece in stream:
+                    await self._send_piece(piece)
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_piece(self, piece: Bytes) -> None:
+        if self.method != "HEAD":
+            self.sent += len(piece)
+            # The server applies backpressure before the message that follows a body, not during it.
+            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
 class CallMiddleware:
@@ -73,74 +100,35 @@ class CallMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        call = call_of(scope, receive, self._context)
+        call = AsgiCall(scope, receive, send, self._context)
         token = request_id.set(call.request_id)
-        sending = _Sending(call, send)
         try:
             if (reply := begin(call)) is not None:
-                await sending.reply(reply)
+                await call.reply(reply)
             else:
-                assert isinstance(call.body, ReceivedBody)
                 if call.method in _BODILESS:
-                    call.body.skip()
-                await unless_left(call.body, sending.execute())
+                    call.skip_body()
+                await unless_left(call, call.serve())
         except ClientLeft:
-            if not sending.started:
-                await sending.reply(Reply(CLIENT_CLOSED_REQUEST))
+            if not call.started_reply:
+                await call.reply(Reply(CLIENT_CLOSED_REQUEST))
         except Exception as error:
-            if sending.started:
+            if call.started_reply:
                 raise
-            await sending.reply(problem(call, error))
+            await call.reply(problem(call, error))
         except asyncio.CancelledError:
-            if sending.started:
+            if call.started_reply:
                 raise
             # Not raised again, since it is answered: the server would log a traceback for each.
-            await sending.reply(stopped(call))
+            await call.reply(stopped(call))
         finally:
-            self._context.access_log.close(call, sending.status, sending.size)
+            self._context.access_log.close(call, call.status, call.sent)
             request_id.reset(token)
 
 
-class _Sending:
-    """The reply to one request, as ASGI messages."""
-
-    def __init__(self, call: Call, send: Send) -> None:
-        self._call = call
-        self._send = send
-        self.status = CLIENT_CLOSED_REQUEST
-        self.size = 0
-        """Bytes of the body sent."""
-        self.started = False
-
-    async def execute(self) -> None:
-        await self.reply(await execute(self._call))
-
-    async def reply(self, reply: Reply) -> None:
-        headers = [*reply.headers]
-        if reply.stream is None and reply.status not in (204, CLIENT_CLOSED_REQUEST):
-            headers.append((b"content-length", str(reply.size).encode()))
-        headers += self._call.context.access_log.headers(self._call)
-        self.status, self.started = reply.status, True
-        start = {"type": "http.response.start", "status": reply.status, "headers": headers}
-        await self._send(start)
-        for piece in reply.body:
-            await self._body(bytes(piece))
-        if reply.stream is not None:
-            async with aclosing(reply.stream) as stream:
-                async for piece in stream:
-                    await self._body(piece)
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _body(self, piece: Bytes) -> None:
-        if self._call.method != "HEAD":
-            self.size += len(piece)
-            # The server applies backpressure before the message that follows a body, not during it.
-            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
-
-
-async def unless_left(body: ReceivedBody, work: Coroutine[Any, Any, T]) -> T:
+async def unless_left(call: AsgiCall, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`, or cancel it and raise ClientLeft if the client leaves first."""
-    working, watching = asyncio.create_task(work), asyncio.create_task(body.until_left())
+    working, watching = asyncio.create_task(work), asyncio.create_task(call.until_left())
     try:
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():

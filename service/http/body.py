@@ -51,25 +51,25 @@ async def read_body(call: Call, *, limit: int, setting: str | None) -> memoryvie
     """
     # With a declared size there is none.
     coding = None if call.declared_bytes is not None else _coding(call)
-    body, admitted = call.body, call.admitted
-    if not body.complete:
+    admitted = call.admitted
+    if not call.complete:
         admitted.leave_slot()
         await _receive(call, coding, limit, setting)
     else:
-        if body.size > limit:
-            raise _too_large(call, f"the body has {body.size} bytes", limit, setting)
-        admitted.hold(body.size)
-    size = call.body_bytes = body.size
-    buffer, aligned_at = body.place, call.aligned_at
+        if call.received > limit:
+            raise _too_large(call, f"the body has {call.received} bytes", limit, setting)
+        admitted.hold(call.received)
+    size = call.body_bytes = call.received
+    buffer, aligned_at = call.place, call.aligned_at
     if buffer is None and aligned_at is not None and coding is None:
         # Allocated after the body has arrived: an announced body that never comes must not occupy the engine's memory.
         buffer = call.context.engine.buffer(size, aligned_at=aligned_at)
-    if body.place is None and size > BINARY_BYTES:
-        whole = await offload(True, _join, body.pieces, buffer)
+    if call.place is None and size > BINARY_BYTES:
+        whole = await offload(True, _join, call.pieces, buffer)
     else:
-        whole = _join(body.pieces, buffer)
-    body.pieces.clear()
-    body.place = None
+        whole = _join(call.pieces, buffer)
+    call.pieces.clear()
+    call.place = None
     if coding is None:
         return whole
     # Always off the event loop: a few kilobytes can inflate to the whole limit.
@@ -81,7 +81,7 @@ async def read_body(call: Call, *, limit: int, setting: str | None) -> memoryvie
 
 
 async def _receive(call: Call, coding: str | None, limit: int, setting: str | None) -> None:
-    context, body, admitted = call.context, call.body, call.admitted
+    context, admitted = call.context, call.admitted
     seconds = context.settings.body_timeout_seconds
     try:
         async with asyncio.timeout(seconds) as timeout:
@@ -90,22 +90,22 @@ async def _receive(call: Call, coding: str | None, limit: int, setting: str | No
                 if declared is not None and declared > limit:
                     raise _too_large(call, f"the body has {declared} bytes", limit, setting)
                 expected = declared if coding is None else None
-                if body.size:
-                    admitted.hold(body.size)
-                while not body.complete:
-                    await body.more()
-                    if expected is not None and body.size > expected:
+                if call.received:
+                    admitted.hold(call.received)
+                while not call.complete:
+                    await call.more()
+                    if expected is not None and call.received > expected:
                         raise BadRequest(f"Content-Length says {expected} bytes, but more arrived")
-                    if body.size > limit:
+                    if call.received > limit:
                         raise _too_large(call, "the body is longer than allowed", limit, setting)
-                    admitted.hold(body.size)
+                    admitted.hold(call.received)
     except TimeoutError:
         context.admission.refuse_if_ended()
         raise RequestTimeout(
             f"the body did not arrive within {seconds:g} s ({env_name('body_timeout_seconds')})"
         ) from None
-    if expected is not None and body.size != expected:
-        raise BadRequest(f"Content-Length says {expected} bytes, but {body.size} arrived")
+    if expected is not None and call.received != expected:
+        raise BadRequest(f"Content-Length says {expected} bytes, but {call.received} arrived")
 
 
 def _coding(call: Call) -> str | None:
@@ -151,7 +151,8 @@ def _too_large(call: Call, what: str, limit: int, setting: str | None) -> Payloa
 def _join(pieces: list[bytes | bytearray | memoryview], buffer: memoryview | None) -> memoryview:
     """The body, in `buffer` if there is one; without a copy if it is a single piece."""
     if buffer is None:
-        return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        whole = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return whole if isinstance(whole, memoryview) else memoryview(whole)
     start = 0
     for piece in pieces:
         buffer[start : start + len(piece)] = piece

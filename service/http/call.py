@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 
     from turbofno.service.context import AppContext
+    from turbofno.service.engine.interface import PredictResult
     from turbofno.service.http.parameters import Parameter
     from turbofno.service.http.served import Served
 
@@ -66,39 +67,8 @@ class Target(NamedTuple):
     """None: the newest."""
 
 
-class Body:
-    """A request's body as it arrives, in pieces; each transport implements `more`."""
-
-    __slots__ = ("complete", "pieces", "place", "size")
-
-    def __init__(self) -> None:
-        self.pieces: list[bytes | bytearray | memoryview] = []
-        self.place: memoryview | None = None
-        """Memory for the whole body, in which everything after `pieces` was received."""
-        self.size = 0
-        self.complete = False
-
-    def add(self, piece: bytes | memoryview) -> None:
-        """Append a piece. Small ones are merged: a client could send millions, each an object."""
-        self.size += len(piece)
-        if len(piece) >= _SMALL_PIECE:
-            self.pieces.append(piece)
-        elif self.pieces and isinstance(self.pieces[-1], bytearray):
-            self.pieces[-1] += piece
-        else:
-            self.pieces.append(bytearray(piece))
-
-    def skip(self) -> None:
-        """Mark the body as complete: the rest will not be read."""
-        self.complete = True
-
-    async def more(self) -> None:
-        """Wait for the next piece or the end of the body. Raises ClientLeft."""
-        raise NotImplementedError
-
-
 class Call:
-    """A request and its state until the reply is sent.
+    """A request and its state until the reply is sent. Each transport has its own kind, which implements `more`.
 
     `model` and `version` hold only names known to the engine, so that metric labels stay bounded.
     """
@@ -112,6 +82,12 @@ class Call:
     """The requested model, set once it is known to be ready."""
     parameters: Any = None
     """Parameters, the result of the operation's `parse`."""
+    place: memoryview | None = None
+    """Memory for the whole body, in which everything after `pieces` was received."""
+    received = 0
+    """Bytes of the body that have come."""
+    complete = False
+    """True if the body has come, or the rest of it will not be read."""
     admitted: Admitted = UNCOUNTED
     """Its bytes and queue slot, held until the reply has been sent or the client has left."""
     declared_bytes: int | None = None
@@ -141,11 +117,12 @@ class Call:
         raw_path: bytes,
         query: bytes,
         headers: Headers,
-        body: Body,
         target: Target,
     ) -> None:
         """`path` is percent-decoded, `raw_path` is not."""
         self.started, self.steps = time.perf_counter(), {}
+        self.pieces: list[bytes | bytearray | memoryview] = []
+        """Of the body."""
         self.context = context
         self.method = method
         self.path = path
@@ -154,21 +131,39 @@ class Call:
         given = dict(headers)
         # Repeated headers are equivalent to one with a comma-separated list (RFC 9110).
         self.headers = given if len(given) == len(headers) else _joined(headers)
-        self.body = body
         self.target = target
         self.request_id = accept_request_id(self.headers.get(b"x-request-id", b""))
 
-    def again(self, size: int) -> Call:
-        """The next request on the connection, with the same head but for the length of its body, which it does not have yet."""
-        call = Call.__new__(Call)
-        call.started, call.steps = time.perf_counter(), {}
-        call.context, call.method, call.target = self.context, self.method, self.target
-        call.path, call.raw_path, call.query = self.path, self.raw_path, self.query
+    def repeat(self, earlier: Call, body: memoryview) -> None:
+        """Initialise this as the next request on the connection, with the same head but for the length of its body."""
+        self.started, self.steps = time.perf_counter(), {}
+        self.context, self.method, self.target = earlier.context, earlier.method, earlier.target
+        self.path, self.raw_path, self.query = earlier.path, earlier.raw_path, earlier.query
         # Nobody needs Content-Length, as the size is known.
-        call.headers, call.declared_bytes = self.headers, size
-        call.request_id = accept_request_id(self.headers.get(b"x-request-id", b""))
-        call.first = self.first or self
-        return call
+        self.headers = earlier.headers
+        self.request_id = accept_request_id(self.headers.get(b"x-request-id", b""))
+        self.first = earlier.first or earlier
+        self.pieces = []
+        self.add(body)
+        self.declared_bytes, self.complete = self.received, True
+
+    def add(self, piece: bytes | memoryview) -> None:
+        """Append a piece of the body. Small ones are merged: a client could send millions, each an object."""
+        self.received += len(piece)
+        if len(piece) >= _SMALL_PIECE:
+            self.pieces.append(piece)
+        elif self.pieces and isinstance(self.pieces[-1], bytearray):
+            self.pieces[-1] += piece
+        else:
+            self.pieces.append(bytearray(piece))
+
+    def skip_body(self) -> None:
+        """Mark the body as complete: the rest will not be read."""
+        self.complete = True
+
+    async def more(self) -> None:
+        """Wait for the next piece or the end of the body. Raises ClientLeft."""
+        raise NotImplementedError
 
     def header(self, name: bytes) -> str | None:
         """Return a header's value, repeated ones joined by commas; `name` in lower case."""
@@ -179,9 +174,14 @@ class Call:
         """Add the time since `started` to a step."""
         self.steps[step] = self.steps.get(step, 0.0) + time.perf_counter() - started
 
+    def note_result(self, result: PredictResult) -> None:
+        """Note size and times of the engine's work."""
+        self.fields = len(result.fields)
+        self.steps["queue"], self.steps["compute"] = result.queue_seconds, result.compute_seconds
+
 
 class Reply:
-    """A status, headers and a body, given in pieces or as a stream of pieces."""
+    """A status, headers and a body in pieces, which a stream of further pieces may follow."""
 
     __slots__ = ("body", "headers", "size", "status", "stream")
 

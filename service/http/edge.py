@@ -16,8 +16,7 @@ import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from turbofno.service.http.call import Call
-from turbofno.service.http.exchange import CONTINUE, NO_BODY, Exchange
+from turbofno.service.http.exchange import CONTINUE, Exchange
 from turbofno.service.http.operations import target_of
 from turbofno.service.http.reception import Reception
 from turbofno.service.settings import env_name
@@ -54,6 +53,12 @@ def edge_protocol(context: AppContext) -> type[Edge]:
 class Edge(HttpToolsProtocol):
     """One connection. Its own refusals have a JSON body for clients of both protocols: `error` and RFC 9457's members."""
 
+    # With more attributes than 30, uvicorn's among them, each instance would have a dictionary of its own: cache misses, with
+    # hundreds of connections.
+    __slots__ = (
+        "_admitted", "_arriving", "_behind", "_half_closed", "_head", "_header_bytes", "_idle_since", "_limits", "_reception",
+        "_timers", "_unanswered",
+    )  # fmt: skip
     app_context: AppContext
     cycle: Any
     """The newest exchange, by the name that uvicorn uses."""
@@ -76,7 +81,7 @@ class Edge(HttpToolsProtocol):
         self._reception: Reception | None = None
         """Receives the admitted request's body, if that is large."""
         self._half_closed = False
-        self._head: tuple[bytes, bytes, Call] | None = None
+        self._head: tuple[bytes, bytes, Exchange] | None = None
         """The last request for an operation, if its head can be repeated, with the bytes of the head before and behind the
         number of its Content-Length: requests that repeat them need no parser."""
 
@@ -100,7 +105,7 @@ class Edge(HttpToolsProtocol):
             exchange.abandon()
         self._unanswered.clear()
         # Break the reference cycles with the last exchange, which would wait for a garbage collection.
-        self.cycle = self._admitted = self._reception = None
+        self.cycle = self._admitted = self._reception = self._head = None
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -119,7 +124,7 @@ class Edge(HttpToolsProtocol):
         between = not (self._unanswered or self._header_bytes or self._arriving)
         if between and (exchange := self._repeated(data)) is not None:
             self._begin(exchange)
-            self._pace(exchange.call)
+            self._pace(exchange)
             is_http = True
         else:
             # Counted since the last header's end or body byte, so it bounds trailers and chunk extensions too.
@@ -174,12 +179,13 @@ class Edge(HttpToolsProtocol):
             path, query = url.path or b"/", url.query or b""
         parser, target = self.parser, target_of(path)
         method = parser.get_method().decode("ascii")
-        call = Call(
-            self.app_context, method, target.path, path, query, self.headers, NO_BODY, target
-        )
         chunked = parser.get_http_version() != "1.0"
         keep_alive = chunked and parser.should_keep_alive()
-        self._begin(Exchange(self, call, chunked=chunked, keep_alive=keep_alive))
+        exchange = Exchange(
+            self, method, target.path, path, query, self.headers, target,
+            chunked=chunked, keep_alive=keep_alive,
+        )  # fmt: skip
+        self._begin(exchange)
 
     def on_body(self, body: bytes) -> None:
         self.cycle.take(body)
@@ -194,7 +200,7 @@ class Edge(HttpToolsProtocol):
         self.cycle.end_body()
         if self.cycle.response_complete and not self.cycle.keep_alive:
             self.transport.close()
-        self._pace(self.cycle.call)
+        self._pace(self.cycle)
 
     def on_response_complete(self) -> None:
         self._unanswered.popleft()
@@ -227,26 +233,23 @@ class Edge(HttpToolsProtocol):
         """The request, if received bytes are the last one's head again, but for the length, and a whole body."""
         if self._head is None or not data.startswith(self._head[0]):
             return None
-        before, behind, call = self._head
+        before, behind, earlier = self._head
         end = data.find(b"\r", len(before), len(before) + _LONGEST_NUMBER + 1)
         start, digits = end + len(behind), data[len(before) : end]
         size = len(data) - start
         if not (data.startswith(behind, end) and digits.isdigit() and int(digits) == size):
             return None
-        exchange = Exchange(self, call.again(size), chunked=True, keep_alive=True)
-        exchange.add(memoryview(data)[start:])
-        exchange.complete = True
-        return exchange
+        return Exchange.again(self, earlier, memoryview(data)[start:])
 
     def _remember_head(self, data: bytes) -> None:
         """Keep the head of the received bytes if they are one request that can be repeated."""
         exchange = self.cycle
         if exchange is None or not exchange.repeatable:
             return
-        size = len(data) - (exchange.call.declared_bytes or 0)
+        size = len(data) - (exchange.declared_bytes or 0)
         # The first blank line is where the body begins only if the bytes are one request.
         if data.find(b"\r\n\r\n") + 4 == size and (length := _LENGTH.search(data, 0, size)):
-            self._head = data[: length.start(1)], data[length.end(1) : size], exchange.call
+            self._head = data[: length.start(1)], data[length.end(1) : size], exchange
 
     def _feed(self, data: bytes) -> bool:
         """Parse received bytes. Returns False if they were not HTTP and have been refused."""
@@ -305,7 +308,7 @@ class Edge(HttpToolsProtocol):
         if place is None:
             self._start_admitted()
             return
-        self._reception = Reception(self, place, exchange.size)
+        self._reception = Reception(self, place, exchange.received)
         self.transport.set_protocol(self._reception)
         self.flow.resume_reading()
         self._call_after(BODY_SECONDS, self._body_is_late)
@@ -313,7 +316,7 @@ class Edge(HttpToolsProtocol):
     def body_received(self, size: int) -> None:
         """Serve the admitted request, whose body has come, past the parser."""
         self._reception = None
-        self.cycle.size = size
+        self.cycle.received = size
         self.transport.set_protocol(self)
         self._expect_head()
         self.on_message_complete()
@@ -323,7 +326,7 @@ class Edge(HttpToolsProtocol):
         exchange, self._admitted = self._admitted, None
         if exchange is not None:
             only = len(self.connections) == 1 == len(self._unanswered)
-            exchange.call.at_once = only and exchange.complete
+            exchange.at_once = only and exchange.complete
             exchange.start()
 
     def _body_is_late(self) -> None:
@@ -336,9 +339,9 @@ class Edge(HttpToolsProtocol):
             self.cycle.leave_place()
         self._start_admitted()
 
-    def _pace(self, call: Call) -> None:
+    def _pace(self, exchange: Exchange) -> None:
         """Pause reading on a connection whose last request was shed."""
-        if call.shed and not self._unanswered:
+        if exchange.shed and not self._unanswered:
             pause = self.app_context.shedding.pause()
             if pause and not self.flow.read_paused:
                 self.flow.pause_reading()

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from turbofno.service.engine.interface import heap_buffer
 from turbofno.service.errors import ServiceError
 from turbofno.service.http.access_log import shown_path
-from turbofno.service.http.call import Body, Bytes, Call, Reply
+from turbofno.service.http.call import Bytes, Call, Reply
 from turbofno.service.http.eager_task import EagerTask
-from turbofno.service.http.operations import begin, execute
+from turbofno.service.http.operations import begin
 from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, problem, stopped
 from turbofno.service.logs import request_id
 from turbofno.service.pipeline.admission import UNCOUNTED
@@ -35,22 +35,33 @@ _RECEIVED_BYTES = 5 * 1024 * 1024
 _COME_BYTES = 64 * 1024
 """Bytes of a large body that must have come before memory is taken for the rest: an announced body that never comes must not
 occupy the engine's memory."""
-NO_BODY = Body()
 
 
-class Exchange(Body):
+class Exchange(Call):
     """A request and its reply on a connection."""
 
     __slots__ = (
-        "_begun", "_edge", "_expects_continue", "_more", "_running", "_task", "_unread", "call", "chunked", "disconnected",
+        "_begun", "_edge", "_expects_continue", "_more", "_running", "_task", "_unread", "chunked", "disconnected",
         "keep_alive", "response_complete", "response_started",
     )  # fmt: skip
 
-    def __init__(self, edge: Edge, head: Call, *, chunked: bool, keep_alive: bool) -> None:
-        """`head` is a request without its body."""
-        super().__init__()
-        head.body = self
-        self.call = head
+    def __init__(self, edge: Edge, *request: Any, chunked: bool, keep_alive: bool) -> None:
+        """`request` are the arguments of a Call without its context."""
+        super().__init__(edge.app_context, *request)
+        expected = self.headers.get(b"expect")
+        self._expects_continue = expected is not None and expected.lower() == b"100-continue"
+        self._start_on(edge, chunked, keep_alive)
+
+    @classmethod
+    def again(cls, edge: Edge, earlier: Exchange, body: memoryview) -> Self:
+        """A request whose head repeats an earlier one's on the connection."""
+        exchange = cls.__new__(cls)
+        exchange.repeat(earlier, body)
+        exchange._expects_continue = False
+        exchange._start_on(edge, chunked=True, keep_alive=True)
+        return exchange
+
+    def _start_on(self, edge: Edge, chunked: bool, keep_alive: bool) -> None:
         self.chunked = chunked
         """True if the client accepts chunked bodies and interim responses."""
         self.keep_alive = keep_alive
@@ -63,8 +74,6 @@ class Exchange(Body):
         self._begun = self._running = False
         self._task: asyncio.Task[None] | EagerTask | None = None
         self._unread = 0
-        expected = head.headers.get(b"expect")
-        self._expects_continue = expected is not None and expected.lower() == b"100-continue"
 
     def take(self, piece: bytes) -> None:
         """Add a piece of the body, unless the request was already answered."""
@@ -89,7 +98,7 @@ class Exchange(Body):
             self._more.set_result(None)
 
     async def more(self) -> None:
-        if self._expects_continue and not self.size:
+        if self._expects_continue and not self.received:
             self._expects_continue = False
             self._edge.transport.write(CONTINUE)
         self._unread = 0
@@ -104,18 +113,17 @@ class Exchange(Body):
             if self._running:
                 self._task.cancel()
             return
-        if self._begun and self.call.body is self:
+        if self._begun:
             # Admitted, and not started.
-            self.call.context.access_log.close(self.call, CLIENT_CLOSED_REQUEST, 0)
+            self.context.access_log.close(self, CLIENT_CLOSED_REQUEST, 0)
         self._release()
 
     @property
     def repeatable(self) -> bool:
         """True if another request on the connection can have the same head, with a body of the same size."""
-        call = self.call
         return (
             self.complete and self.keep_alive and self.chunked and not self._expects_continue
-            and call.declared_bytes is not None
+            and self.declared_bytes is not None
         )  # fmt: skip
 
     @property
@@ -123,49 +131,48 @@ class Exchange(Body):
         """True if the rest of the body is announced and will follow at once, into pieces or its place."""
         if self._expects_continue:
             return False
-        declared = self.call.declared_bytes
+        declared = self.declared_bytes
         if declared is None:
             return False
         # Bytes behind the last request's body must be read, or closing would reset the connection.
-        in_place = self.keep_alive and self.call.aligned_at is not None
+        in_place = self.keep_alive and self.aligned_at is not None
         return declared <= (_RECEIVED_BYTES if in_place else _UNREAD_BYTES)
 
     @property
     def needs_place(self) -> bool:
         """True if enough of a large body has come that it deserves its place."""
-        return self.size >= _COME_BYTES and (self.call.declared_bytes or 0) > _UNREAD_BYTES
+        return self.received >= _COME_BYTES and (self.declared_bytes or 0) > _UNREAD_BYTES
 
     def find_place(self) -> memoryview | None:
         """Return the new `place` of the body, whose bytes are then held; None if much is held already, or there is no room."""
-        call = self.call
-        size, start = call.declared_bytes, call.aligned_at
+        size, start = self.declared_bytes, self.aligned_at
         assert size is not None
         assert start is not None
-        if not call.admitted.fits_easily(size):
+        if not self.admitted.fits_easily(size):
             return None
         try:
-            place = call.context.engine.buffer(size, aligned_at=start)
+            place = self.context.engine.buffer(size, aligned_at=start)
         except ServiceError:
             # The request is refused if there is still no room when its body has come.
             return None
-        call.admitted.hold(size)
+        self.admitted.hold(size)
         self.place = heap_buffer(size, start) if place is None else place
         return self.place
 
     def leave_place(self) -> None:
         """Hold only the bytes in pieces."""
         self.place = None
-        self.call.admitted.hold(self.size)
+        self.admitted.hold(self.received)
 
     def begin(self) -> Reply | None:
         """Return the reply if the headers decide it."""
         self._begun = True
-        return begin(self.call)
+        return begin(self)
 
     def start(self) -> None:
         """Serve the request; at once, if its body is complete and its operation only waits for the engine."""
-        edge, call = self._edge, self.call
-        if self.complete and call.admitted is not UNCOUNTED and call.operation.queued:
+        edge = self._edge
+        if self.complete and self.admitted is not UNCOUNTED and self.operation.queued:
             task = EagerTask(self._run(), edge.tasks.discard)
             if not task.ended:
                 self._task = task
@@ -177,34 +184,35 @@ class Exchange(Body):
 
     def refuse(self, reply: Reply) -> None:
         """Send a reply at once, without reading the body."""
-        call = self.call
-        token = request_id.set(call.request_id)
+        token = request_id.set(self.request_id)
         body = self._body(reply)
         self._edge.transport.writelines((self._head(reply), *body))
-        call.context.access_log.close(call, reply.status, reply.size if body else 0)
+        self.context.access_log.close(self, reply.status, reply.size if body else 0)
         request_id.reset(token)
         self._end()
         self._release()
 
     async def _run(self) -> None:
         self._running = True
-        call = self.call
-        request_id.set(call.request_id)
+        request_id.set(self.request_id)
         status, size = CLIENT_CLOSED_REQUEST, 0
         try:
             reply = None
             try:
                 if not self.disconnected:
-                    reply = (None if self._begun else self.begin()) or await execute(call)
+                    reply = None if self._begun else self.begin()
+                    reply = reply or await self.operation.run(self)
             except asyncio.CancelledError:
                 # The client has left, or the process ends.
-                reply = None if self.disconnected else stopped(call)
+                reply = None if self.disconnected else stopped(self)
+            except Exception as error:
+                reply = problem(self, error)
             if reply is not None:
                 status = reply.status
                 size = await self._send(reply)
         except Exception as error:
             # Its status is counted even if the reply cannot be sent any more.
-            reply = problem(call, error)
+            reply = problem(self, error)
             status, size = reply.status, 0
             if self.response_started:
                 self._edge.transport.close()
@@ -213,10 +221,10 @@ class Exchange(Body):
         except asyncio.CancelledError:
             # The process ends while the reply is sent, or the client has left.
             if not self.disconnected:
-                logger.warning("%s %s was cut short", call.method, shown_path(call))
+                logger.warning("%s %s was cut short", self.method, shown_path(self))
                 self._edge.transport.close()
         finally:
-            call.context.access_log.close(call, status, size)
+            self.context.access_log.close(self, status, size)
             self._release()
 
     async def _send(self, reply: Reply) -> int:
@@ -259,7 +267,7 @@ class Exchange(Body):
         """Status line and headers. Values are not checked: none may contain text chosen by a client."""
         edge = self._edge
         headers = edge.server_state.default_headers + reply.headers
-        headers += self.call.context.access_log.headers(self.call)
+        headers += self.context.access_log.headers(self)
         if reply.stream is None:
             if reply.status != 204:
                 headers.append((b"content-length", b"%d" % reply.size))
@@ -273,16 +281,16 @@ class Exchange(Body):
         return b"%b%b\r\n\r\n" % (STATUS_LINE[reply.status], lines)
 
     def _body(self, reply: Reply) -> Sequence[Bytes]:
-        if self.call.method == "HEAD":
+        if self.method == "HEAD":
             return ()
         if reply.stream is None:
             return reply.body
         return [part for piece in reply.body for part in self._chunk(piece)]
 
     def _release(self) -> None:
-        """Drop body, pieces and task, without a reference cycle: the connection keeps this object until its next request."""
+        """Drop body and task: the connection keeps this object until its next request."""
         self._task = None
-        self.call.body = NO_BODY
+        self._begun = False
         self.pieces.clear()
         self.place = None
 

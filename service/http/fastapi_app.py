@@ -10,12 +10,12 @@ from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from starlette.exceptions import HTTPException
 from starlette.middleware.exceptions import ExceptionMiddleware
 
-from turbofno.service.errors import BadRequest, MethodNotAllowed
+from turbofno.service.errors import BadRequest
 from turbofno.service.http import admin, pages
 from turbofno.service.http.call import Call, Reply
 from turbofno.service.http.openapi import SCHEMAS
 from turbofno.service.http.operations import documented
-from turbofno.service.http.problems import no_route, not_allowed, options
+from turbofno.service.http.problems import no_route, not_allowed
 from turbofno.service.version import VERSION
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class FastAPIApp(FastAPI):
 
     async def answer(self, call: Call) -> Reply:
         """Serve a request that no other operation serves. Raises ServiceError."""
-        reply = Reply(500)
+        start: Message = {}
         pieces: list[bytes] = []
 
         async def receive() -> Message:
@@ -83,9 +83,7 @@ class FastAPIApp(FastAPI):
 
         async def send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                reply.status = message["status"]
-                # The transports add the length, and know no ranges.
-                reply.headers = [one for one in message["headers"] if one[0] not in _NOT_PASSED_ON]
+                start.update(message)
             else:
                 pieces.append(message.get("body", b""))
 
@@ -98,15 +96,10 @@ class FastAPIApp(FastAPI):
             "path": call.path, "raw_path": call.raw_path, "query_string": call.query,
             "headers": [one for one in call.headers.items() if one[0] not in _NOT_PASSED_ON],
         }  # fmt: skip
-        try:
-            await self._routes(scope, receive, send)
-        except MethodNotAllowed as refusal:
-            if call.method != "OPTIONS":
-                raise
-            return options(refusal)
-        reply.body = pieces
-        reply.size = sum(map(len, pieces))
-        return reply
+        await self._routes(scope, receive, send)
+        # The transports add the length, and know no ranges.
+        headers = [one for one in start["headers"] if one[0] not in _NOT_PASSED_ON]
+        return Reply(start["status"], headers, pieces)
 
 
 async def _refuse(request: Request, raised: Exception) -> NoReturn:

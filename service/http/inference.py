@@ -13,7 +13,7 @@ from turbofno.service.http.offload import offload
 from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Iterable
 
     from turbofno.service.answer_warnings import AnswerWarning
     from turbofno.service.engine.vjp import VjpShapes
@@ -23,7 +23,7 @@ _HEAVY_VALUES = 16 * 1024
 """Fields of more values (about 0.5 ms) are interpolated off the event loop."""
 
 
-async def run_model(
+def run_model(
     call: Call,
     fields: Fields,
     *,
@@ -31,37 +31,39 @@ async def run_model(
     seconds: float | None,
     output_grid: Grid | None = None,
     vjp: VjpShapes | None = None,
-) -> PredictResult:
+) -> Awaitable[PredictResult]:
     """Run the model on the fields, or on rows for gradients with `vjp`; the work is dropped unless started within `seconds`.
 
-    With an `output_grid` the fields are interpolated to the training grid, and the result from there.
+    With an `output_grid` the fields are interpolated to the training grid, and the result from there. Otherwise this returns
+    what the engine returned: a coroutine of its own would be memory of each waiting request.
 
     Raises:
         NotFound, QueueFull, DeadlineExceeded, Unavailable, InvalidField, InferenceFailed: as `Engine.predict`.
         PayloadTooLarge, QueueFull: the interpolated fields exceed the memory limit, or what is free of it now.
     """
-    served = call.served
     if output_grid is not None:
-        _hold_interpolated(call, len(fields), output_grid)
-        started = time.perf_counter()
-        inside = len(fields) * math.prod(served.config.grid.training)
-        heavy = fields.size + inside > _HEAVY_VALUES
-        fields = await offload(heavy, to_network, fields, served.config)
-        call.note("decode", started)
+        return _run_on_training_grid(call, fields, output_grid, priority, seconds)
     request = engine_request(call, fields, seconds)
     request.priority, request.vjp, request.trace = priority, vjp, call.trace
     work = call.context.engine.predict(request)
     call.context.admission.enter_queue(call.admitted)
-    result = await work
-    call.fields = len(fields)
-    call.steps["queue"], call.steps["compute"] = result.queue_seconds, result.compute_seconds
-    if output_grid is not None:
-        started = time.perf_counter()
-        heavy = result.fields.size + len(fields) * math.prod(output_grid) > _HEAVY_VALUES
-        result.fields = await offload(
-            heavy, from_network, result.fields, output_grid, served.config
-        )
-        call.note("encode", started)
+    return work
+
+
+async def _run_on_training_grid(
+    call: Call, fields: Fields, output_grid: Grid, priority: int, seconds: float | None
+) -> PredictResult:
+    config, count = call.served.config, len(fields)
+    _hold_interpolated(call, count, output_grid)
+    started = time.perf_counter()
+    heavy = fields.size + count * math.prod(config.grid.training) > _HEAVY_VALUES
+    fields = await offload(heavy, to_network, fields, config)
+    call.note("decode", started)
+    result = await run_model(call, fields, priority=priority, seconds=seconds)
+    started = time.perf_counter()
+    heavy = result.fields.size + count * math.prod(output_grid) > _HEAVY_VALUES
+    result.fields = await offload(heavy, from_network, result.fields, output_grid, config)
+    call.note("encode", started)
     return result
 
 

@@ -86,6 +86,7 @@ async def infer(call: Call) -> Reply:
         priority=request.priority,
         seconds=None if timeout is None else timeout / 1e6,
     )  # fmt: skip
+    call.note_result(result)
     warnings = count_warnings(
         call, served.warnings(fields.shape[2:], grid).of_prediction(result.trust)
     )

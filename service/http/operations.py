@@ -19,10 +19,10 @@ from turbofno.service.http import (
     vjp,
 )
 from turbofno.service.http.body import declared_size
-from turbofno.service.http.call import Call, ClientLeft, Operation, Reply, Target
+from turbofno.service.http.call import Call, Operation, Reply, Target
 from turbofno.service.http.guard import is_preflight, preflight
 from turbofno.service.http.parameters import read_query
-from turbofno.service.http.problems import no_route, not_allowed, options, problem
+from turbofno.service.http.problems import no_route, not_allowed, problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -99,7 +99,7 @@ def begin(call: Call) -> Reply | None:
     """Check what the headers decide: host, origin, key, method, and for an operation on fields model, parameters and
     capacity.
 
-    Returns the reply if no body is needed; None to go on with `execute`.
+    Returns the reply if no body is needed; None to go on with `call.operation`.
     """
     try:
         if call.context.tracer is not None:
@@ -115,21 +115,6 @@ def begin(call: Call) -> Reply | None:
         return problem(call, error)
 
 
-async def execute(call: Call) -> Reply:
-    """Run the operation of a request that `begin` admitted; errors become replies. Raises ClientLeft, CancelledError."""
-    try:
-        reply = await call.operation.run(call)
-        if reply.stream is not None:
-            # An error before the first piece is still sent as an ordinary error.
-            reply.body = (await anext(reply.stream),)
-            reply.size = len(reply.body[0])
-    except ClientLeft:
-        raise
-    except Exception as error:
-        return problem(call, error)
-    return reply
-
-
 def _admit(call: Call) -> Reply | None:
     target = call.target
     operations = target.operations
@@ -140,10 +125,7 @@ def _admit(call: Call) -> Reply | None:
         raise _no_verb(call.path)
     method = "GET" if call.method == "HEAD" else call.method
     if method not in operations:
-        refusal = not_allowed(call.method, call.path, sorted(operations))
-        if method != "OPTIONS":
-            raise refusal
-        return options(refusal)
+        raise not_allowed(call.method, call.path, sorted(operations))
     operation = call.operation = operations[method]
     if operation.parse is None:
         return None

@@ -110,6 +110,7 @@ async def predict(call: Call) -> Reply:
         call, fields,
         output_grid=parameters.output_grid, priority=parameters.priority, seconds=parameters.seconds,
     )  # fmt: skip
+    call.note_result(result)
     known = served.warnings(fields.shape[2:], parameters.output_grid)
     warnings = count_warnings(call, known.of_prediction(result.trust))
     trust_status = served.why_no_trust(result.trust)

@@ -47,7 +47,12 @@ def form_of(path: str) -> tuple[str, type[Problem | Error]]:
 
 
 def problem(call: Call, error: Exception) -> Reply:
-    """The reply to `error`, in the format of the request's path; an unexpected one is logged, and not shown."""
+    """The reply to `error`, in the format of the request's path; an unexpected one is logged, and not shown.
+
+    OPTIONS is allowed on every path: the reply to it lists the methods.
+    """
+    if isinstance(error, MethodNotAllowed) and call.method == "OPTIONS":
+        return Reply(204, encoded({"Allow": f"{error.allowed}, OPTIONS"}))
     if not isinstance(error, ServiceError):
         token = request_id.set(call.request_id)
         about = call.method, shown_path(call)
@@ -85,11 +90,6 @@ def not_allowed(method: str, path: str, methods: Sequence[str]) -> MethodNotAllo
     """The error for a method other than the `methods` of a path; GET implies HEAD."""
     allowed = ", ".join("GET, HEAD" if name == "GET" else name for name in methods)
     return MethodNotAllowed(f"{method} is not allowed on {path!r}; use {allowed}", allowed=allowed)
-
-
-def options(refusal: MethodNotAllowed) -> Reply:
-    """The reply to OPTIONS on a path that refuses it as another method."""
-    return Reply(204, encoded({"Allow": f"{refusal.allowed}, OPTIONS"}))
 
 
 def no_route(path: str, guess: str = "") -> NotFound:

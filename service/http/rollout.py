@@ -189,7 +189,8 @@ async def rollout(call: Call) -> Reply:
             *status_headers(served.no_trust_reason, warnings),
         ]
         events = stream(engine.rollout(job), writer, about, warnings_of)
-        return Reply(200, headers, stream=events)
+        # An error before the first piece is still sent as an ordinary error.
+        return Reply(200, headers, (await anext(events),), events)
     _hold_frames(call, job, writer)
     async with aclosing(engine.rollout(job)) as progress:
         frames = [one async for one in progress if one.fields is not None]

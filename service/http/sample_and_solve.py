@@ -101,7 +101,7 @@ _route = partial(
 )  # fmt: skip
 async def sample(call: Call) -> Reply:
     """A field that the model takes; with no more parameters, from the distribution that it was trained on."""
-    call.body.skip()
+    call.skip_body()
     field = await _solved(call, call.parameters.job)
     return await _answer(call, {INPUT: field}, call.served.config.inputs)
 
@@ -120,7 +120,7 @@ async def solve(call: Call) -> Reply:
     """
     parameters, config = call.parameters, call.served.config
     if parameters.job is not None:
-        call.body.skip()
+        call.skip_body()
         return await _answer(call, {OUTPUT: await _solved(call, parameters.job)}, config.outputs)
     fields, form = await read_fields(call, parameters.reader)
     if len(fields) != 1:

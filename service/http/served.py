@@ -65,7 +65,7 @@ class Served:
                 self._note(key, fields.shape, form)
             return fields, form
         shape, form = known
-        fields = np.frombuffer(body, np.float32, offset=start).reshape(shape)
+        fields = np.ndarray(shape, np.float32, body, start)
         self._check_values(fields)
         return fields, form
 
@@ -81,7 +81,7 @@ class Served:
             fields = fields_from_tensor(raw.tensor, self.config, max_fields=self.max_fields)
             self._note(key, fields.shape, None)
             return fields
-        fields = np.frombuffer(body, np.float32).reshape(known[0])
+        fields = np.ndarray(known[0], np.float32, body)
         self._check_values(fields)
         return fields
 

@@ -101,6 +101,7 @@ async def vjp(call: Call) -> Reply:
     result = await run_model(
         call, rows, priority=parameters.priority, seconds=parameters.seconds, vjp=shapes
     )
+    call.note_result(result)
     warnings = count_warnings(call, served.warnings(shapes.input[1:]).of_grids)
     gradients, outputs = part(result.fields, shapes)
     wanted = outputs if parameters.output else None

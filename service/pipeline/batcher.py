@@ -179,8 +179,8 @@ class _Queue:
         self.lanes: dict[Flow, OrderedDict[int, Ticket]] = {}
 
     def add(self, flow: Flow, tickets: Sequence[Ticket]) -> None:
-        self.lanes.setdefault(flow, OrderedDict()).update((one.order, one) for one in tickets)
-        self.fields += sum(one.size for one in tickets)
+        self.lanes.setdefault(flow, OrderedDict()).update([(one.order, one) for one in tickets])
+        self.fields += sum([one.size for one in tickets])
 
     def sort(self, flow: Flow) -> None:
         self.lanes[flow] = OrderedDict(sorted(self.lanes[flow].items()))
@@ -227,19 +227,19 @@ class _Queue:
         """Move what fits from the head of one lane into the batch. Returns how many more fields fit."""
         lane = self.lanes[flow]
         while room and lane:
-            order, ticket = next(iter(lane.items()))
+            order, ticket = lane.popitem(last=False)
             start, deadline = ticket.dispatched, ticket.request.deadline
             # A deadline is for the start of the work: it is met once a part has run.
-            late = start == 0 and deadline is not None and deadline <= now
-            if late or ticket.settled:
-                del lane[order]
+            late, settled = start == 0 and deadline is not None and deadline <= now, ticket.settled
+            if late or settled:
                 self.fields -= ticket.size - start
-                if not ticket.settled:
+                if not settled:
                     expired.append(ticket)
                 continue
             if room < ticket.size <= limit:
+                lane[order] = ticket
+                lane.move_to_end(order, last=False)
                 break
-            del lane[order]
             count = min(ticket.size - start, room)
             ticket.dispatched += count
             self.fields -= count

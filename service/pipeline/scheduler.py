@@ -223,7 +223,7 @@ class Scheduler:
 
         def done(result: T | BaseException) -> None:
             try:
-                self._loop.call_soon_threadsafe(self._after, finish, result)
+                self._loop.call_soon_threadsafe(self._after, finish, result, self._pump)
             except RuntimeError:
                 logger.warning("a batch ended after the service had stopped; it is dropped")
 
@@ -239,21 +239,20 @@ class Scheduler:
             result = work()()
         except Exception as error:
             result = error
-        self._in_flight -= 1
-        try:
-            finish(result)
-        finally:
-            if self._live or self._jobs:
-                self._schedule_pump()
+        self._after(finish, result, self._schedule_pump)
 
     def _after(
-        self, finish: Callable[[T | BaseException], None], result: T | BaseException
+        self,
+        finish: Callable[[T | BaseException], None],
+        result: T | BaseException,
+        go_on: Callable[[], None],
     ) -> None:
         self._in_flight -= 1
         try:
             finish(result)
         finally:
-            self._pump()
+            if self._live or self._jobs:
+                go_on()
 
     def _finish_job(self, future: asyncio.Future[T], result: T | BaseException) -> None:
         if isinstance(result, DeviceLost):
@@ -344,7 +343,7 @@ class Scheduler:
     def _queue(self, tickets: Sequence[Ticket]) -> None:
         """Queue those tickets of one kind that fit into the queue; refuse the others."""
         limit = self._batcher.limit(tickets[0].kind)
-        if any(ticket.size > limit and ticket.request.joined for ticket in tickets):
+        if [one for one in tickets if one.size > limit and one.request.joined]:
             tickets = self._alone(tickets)
         if not self._capacity.reserve_all(tickets):
             tickets = [one for one in self._alone(tickets) if self._reserve(one)]

@@ -55,14 +55,17 @@ class Channel:
     """
 
     def __init__(
-        self, receive: Callable[[bytes, list[Message]], None], references: References | None
+        self,
+        receive: Callable[[bytes, list[Message]], None],
+        references: References | None,
+        on_lost: Callable[[bytes], None] = lambda _: None,
     ) -> None:
         self.peer = b""
         """The peer whose messages are being encoded or decoded."""
         refer, resolve = (references.refer, references.resolve) if references else (None, None)
         self._encoder = msgspec.msgpack.Encoder(enc_hook=refer)
         self._decoder = msgspec.msgpack.Decoder(list[Message], dec_hook=resolve)
-        self._receive = receive
+        self._receive, self._on_lost = receive, on_lost
         self._loop = asyncio.get_running_loop()
         self._outgoing: dict[bytes, list[Message]] = {}
         self._closed = False
@@ -77,12 +80,14 @@ class Channel:
         endpoint: str,
         receive: Callable[[bytes, list[Message]], None],
         references: References | None = None,
+        on_lost: Callable[[bytes], None] = lambda _: None,
     ) -> Channel:
         """Listen at `endpoint`, for processes of the same user only.
 
-        `receive` is called with a peer's identity and all messages of one iteration of its event loop.
+        `receive` is called with a peer's identity and all messages of one iteration of its event loop, `on_lost` with its
+        identity when it is gone.
         """
-        channel = cls(receive, references)
+        channel = cls(receive, references, on_lost)
         channel._listening = _socket()
         channel._listening.bind(_address(endpoint))
         channel._listening.listen()
@@ -144,6 +149,7 @@ class Channel:
         identity = connection.identity
         if identity is not None and self._peers.get(identity) is connection:
             del self._peers[identity]
+            self._on_lost(identity)
 
     def received(self, connection: _Connection, frame: bytearray) -> None:
         """Decode and handle messages; a peer's first frame is its identity."""

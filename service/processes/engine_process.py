@@ -150,7 +150,7 @@ class EngineServer:
         self._state = messages.EngineState(ready=False, failure="", models=())
         self._queue = messages.QueueState((), 0.0)
         self.endpoint = new_endpoint()
-        self._channel = Channel.listen(self.endpoint, self._receive, self)
+        self._channel = Channel.listen(self.endpoint, self._receive, self, self.remove)
 
     async def run(self) -> None:
         """Publish state changes to the front ends until the device fails or the task is cancelled."""
@@ -366,14 +366,10 @@ async def run(launch: Launch) -> int:
 
     server = EngineServer(engine, capacity, lambda: pipe.send_heartbeat(), on_memory)
 
-    def receive(message: messages.Message) -> None:
-        if isinstance(message, messages.PeerLost):
-            server.remove(message.identity)
-
     def heartbeat() -> messages.Heartbeat:
         return messages.Heartbeat(server.endpoint, engine.recovery_records())
 
-    pipe = LivenessPipe(launch, metrics.registry, make_heartbeat=heartbeat, receive=receive)
+    pipe = LivenessPipe(launch, metrics.registry, make_heartbeat=heartbeat)
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     ends = [server.run(), stop.wait(), *([] if group is None else [group.watch()])]

@@ -30,7 +30,7 @@ class LivenessPipe:
         registry: CollectorRegistry,
         *,
         make_heartbeat: Callable[[], Heartbeat],
-        receive: Callable[[Message], None],
+        receive: Callable[[Message], None] = lambda _: None,
     ) -> None:
         self._registry = registry
         self._make_heartbeat = make_heartbeat

@@ -155,13 +155,7 @@ class Engines(_Message, frozen=True):
     peers: tuple[Peer, ...]
 
 
-class PeerLost(_Message, frozen=True):
-    """Supervisor to engines: a front end died."""
-
-    identity: bytes
-
-
 Message: TypeAlias = (
     Attach | Predict | StartRollout | FrameReady | Ack | Cancel | Call | Predicted | Returned | Failed | EngineState | QueueState
-    | Heartbeat | Engines | PeerLost
+    | Heartbeat | Engines
 )  # fmt: skip

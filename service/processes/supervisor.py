@@ -254,9 +254,6 @@ class Supervisor:
                 scrape.set_result(None)
         if launch.role == "engine":
             self._send_engines(self._running("frontend", up=True))
-        else:
-            for engine in self._running("engine", up=True):
-                self._channel.send(messages.PeerLost(launch.identity), engine.launch.identity)
 
     def _send_engines(self, front_ends: list[_Child]) -> None:
         peers = tuple(

@@ -114,10 +114,10 @@ def test_health_polls_are_not_logged_at_info() -> None:
 def test_an_exception_outside_operations_is_answered_and_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def fail(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise RuntimeError("inside")
 
-    monkeypatch.setattr("turbofno.service.http.asgi.execute", fail)
+    monkeypatch.setattr("turbofno.service.http.asgi.begin", fail)
     answer, _ = ask("/v2", headers={"X-Request-Id": "mine"})
     assert answer.status_code == 500
     assert "mine" in answer.json()["error"]

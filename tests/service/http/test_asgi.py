@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from turbofno.service.http.asgi import ReceivedBody, unless_left
+from turbofno.service.http.asgi import AsgiCall, unless_left
 from turbofno.service.http.call import ClientLeft
 
 
@@ -40,15 +41,16 @@ class Work:
         return "answer"
 
 
-def body_of(client: Client) -> ReceivedBody:
-    """A complete body from this client."""
-    body = ReceivedBody(client.receive)
-    body.skip()
-    return body
+def call_of(client: Client) -> AsgiCall:
+    """A call with a complete body from this client."""
+    scope = {"method": "POST", "path": "/", "query_string": b"", "headers": []}
+    call = AsgiCall(scope, client.receive, Mock(), Mock())
+    call.skip_body()
+    return call
 
 
 async def outcome(client: Client, work: Work) -> str:
-    return await unless_left(body_of(client), work.run())
+    return await unless_left(call_of(client), work.run())
 
 
 def test_work_continues_while_the_client_waits() -> None:
@@ -97,6 +99,6 @@ def test_an_error_of_the_work_is_raised() -> None:
 
     async def main() -> None:
         with pytest.raises(ValueError, match="its own"):
-            await unless_left(body_of(Client()), fail())
+            await unless_left(call_of(Client()), fail())
 
     asyncio.run(main())

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from turbofno.service.errors import (
     Unavailable,
     UnsupportedMediaType,
 )
-from turbofno.service.http.asgi import call_of
+from turbofno.service.http.asgi import AsgiCall
 from turbofno.service.http.body import declared_size, read_body
 from turbofno.service.http.call import Call, ClientLeft
 from turbofno.service.metrics import Metrics
@@ -66,7 +67,7 @@ def make_request(
             (k.encode(), v.encode("latin-1", "replace")) for k, v in (headers or {}).items()
         ],
     }
-    return call_of(scope, receive, context)
+    return AsgiCall(scope, receive, Mock(), context)
 
 
 class Admitted:

@@ -19,7 +19,7 @@ from tests.service.http.live import served
 from tests.service.tiny import tiny_config
 from turbofno.service.app import create_app
 from turbofno.service.engine.interface import PredictRequest
-from turbofno.service.http.call import Body, Call
+from turbofno.service.http.call import Call
 from turbofno.service.http.edge import Edge
 from turbofno.service.http.operations import begin, target_of
 from turbofno.service.http.shedding import (
@@ -299,9 +299,7 @@ async def test_concurrent_requests_cannot_claim_the_same_slot() -> None:
         def arrive() -> Admitted | None:
             """A request that was let in."""
             path, _, query = INFER.encode().partition(b"?")
-            call = Call(
-                service.context, "POST", path.decode(), path, query, [], Body(), target_of(path)
-            )
+            call = Call(service.context, "POST", path.decode(), path, query, [], target_of(path))
             return call.admitted if begin(call) is None else None
 
         admitted = [one for one in (arrive() for _ in range(5)) if one is not None]
