@@ -64,7 +64,14 @@ class AsgiCall(Call):
             pass
 
     async def serve(self) -> None:
-        await self.reply(await self.operation.run(self))
+        try:
+            reply = await self.operation.run(self)
+        except ClientLeft:
+            raise
+        except Exception as error:
+            reply = problem(self, error)
+        # Behind the error's end, so that its fields are not held while the client reads.
+        await self.reply(reply)
 
     async def reply(self, reply: Reply) -> None:
         headers = [*reply.headers]

@@ -149,9 +149,11 @@ def _too_large(call: Call, what: str, limit: int, setting: str | None) -> Payloa
 
 
 def _join(pieces: list[bytes | bytearray | memoryview], buffer: memoryview | None) -> memoryview:
-    """The body, in `buffer` if there is one; without a copy if it is a single piece."""
+    """The body, in `buffer` if there is one; without a copy if it is a single large piece."""
     if buffer is None:
-        whole = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        # A bytearray could be resized under the arrays that lie in it.
+        single = len(pieces) == 1 and not isinstance(pieces[0], bytearray)
+        whole = pieces[0] if single else b"".join(pieces)
         return whole if isinstance(whole, memoryview) else memoryview(whole)
     start = 0
     for piece in pieces:

@@ -82,11 +82,13 @@ class Call:
     """The requested model, set once it is known to be ready."""
     parameters: Any = None
     """Parameters, the result of the operation's `parse`."""
-    place: memoryview | None = None
+    pieces: list[bytes | bytearray | memoryview]
+    """Of the body."""
+    place: memoryview | None
     """Memory for the whole body, in which everything after `pieces` was received."""
-    received = 0
+    received: int
     """Bytes of the body that have come."""
-    complete = False
+    complete: bool
     """True if the body has come, or the rest of it will not be read."""
     admitted: Admitted = UNCOUNTED
     """Its bytes and queue slot, held until the reply has been sent or the client has left."""
@@ -121,8 +123,7 @@ class Call:
     ) -> None:
         """`path` is percent-decoded, `raw_path` is not."""
         self.started, self.steps = time.perf_counter(), {}
-        self.pieces: list[bytes | bytearray | memoryview] = []
-        """Of the body."""
+        self.pieces, self.place, self.received, self.complete = [], None, 0, False
         self.context = context
         self.method = method
         self.path = path
@@ -143,9 +144,9 @@ class Call:
         self.headers = earlier.headers
         self.request_id = accept_request_id(self.headers.get(b"x-request-id", b""))
         self.first = earlier.first or earlier
-        self.pieces = []
+        self.pieces, self.place, self.received, self.complete = [], None, 0, True
         self.add(body)
-        self.declared_bytes, self.complete = self.received, True
+        self.declared_bytes = self.received
 
     def add(self, piece: bytes | memoryview) -> None:
         """Append a piece of the body. Small ones are merged: a client could send millions, each an object."""

@@ -40,9 +40,10 @@ occupy the engine's memory."""
 class Exchange(Call):
     """A request and its reply on a connection."""
 
+    # The body's attributes too: a class's instances share the names of 30 at most (see Edge).
     __slots__ = (
-        "_begun", "_edge", "_expects_continue", "_more", "_running", "_task", "_unread", "chunked", "disconnected",
-        "keep_alive", "response_complete", "response_started",
+        "_begun", "_edge", "_expects_continue", "_more", "_running", "_task", "_unread", "chunked", "complete", "disconnected",
+        "keep_alive", "pieces", "place", "received", "response_complete", "response_started",
     )  # fmt: skip
 
     def __init__(self, edge: Edge, *request: Any, chunked: bool, keep_alive: bool) -> None:

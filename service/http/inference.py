@@ -60,6 +60,8 @@ async def _run_on_training_grid(
     fields = await offload(heavy, to_network, fields, config)
     call.note("decode", started)
     result = await run_model(call, fields, priority=priority, seconds=seconds)
+    # Here too: the client may leave during what follows.
+    call.note_result(result)
     started = time.perf_counter()
     heavy = result.fields.size + count * math.prod(output_grid) > _HEAVY_VALUES
     result.fields = await offload(heavy, from_network, result.fields, output_grid, config)

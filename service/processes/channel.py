@@ -85,7 +85,7 @@ class Channel:
         """Listen at `endpoint`, for processes of the same user only.
 
         `receive` is called with a peer's identity and all messages of one iteration of its event loop, `on_lost` with its
-        identity when it is gone.
+        identity when it is gone, after its last messages.
         """
         channel = cls(receive, references, on_lost)
         channel._listening = _socket()
@@ -144,12 +144,19 @@ class Channel:
             self._listening = None
 
     def lost(self, connection: _Connection) -> None:
-        """Note the end of a connection."""
+        """Note the end of a connection, of which frames may be left to be handled."""
         self._connections.discard(connection)
         identity = connection.identity
         if identity is not None and self._peers.get(identity) is connection:
             del self._peers[identity]
-            self._on_lost(identity)
+            connection.was_peer = True
+
+    def drained(self, connection: _Connection) -> None:
+        """Note that all frames of an ended connection have been handled."""
+        if connection.was_peer and not self._closed:
+            connection.was_peer = False
+            assert connection.identity is not None
+            self._on_lost(connection.identity)
 
     def received(self, connection: _Connection, frame: bytearray) -> None:
         """Decode and handle messages; a peer's first frame is its identity."""
@@ -222,7 +229,9 @@ class _Connection(asyncio.Protocol):
         self._unsent = b""
         """Frames from before there is a transport."""
         self._arrived = bytearray()
-        self._closed = False
+        self.was_peer = False
+        """True from its end until its last frame has been handled, if it had the identity's messages."""
+        self._closed = self._ended = False
         channel._connections.add(self)
         self._loop = asyncio.get_running_loop()
         self._opening = self._loop.create_task(
@@ -275,17 +284,23 @@ class _Connection(asyncio.Protocol):
             with contextlib.suppress(OSError):
                 self.data_received(self._socket.recv(_ALL_BYTES))
         self._channel.lost(self)
+        self._ended = True
+        self._handle()
 
     def _handle(self) -> None:
-        """Handle the frames that have arrived, or some of them now and the others soon."""
+        """Handle the frames that have arrived, or some of them now and the others soon; behind the last one note the end."""
         assert self._transport is not None
         for _ in range(_MAX_FRAMES):
             frame = self._next_frame()
             if frame is None:
-                self._transport.resume_reading()
+                if self._ended:
+                    self._channel.drained(self)
+                else:
+                    self._transport.resume_reading()
                 return
             self._channel.received(self, frame)
-        self._transport.pause_reading()
+        if not self._ended:
+            self._transport.pause_reading()
         self._loop.call_soon(self._handle)
 
     def _next_frame(self) -> bytearray | None:

@@ -257,6 +257,33 @@ def test_a_write_that_fails_while_frames_are_handled_loses_none(run: Run) -> Non
     run(main())
 
 
+def test_a_peer_is_lost_once_after_its_last_message(run: Run) -> None:
+    async def main() -> None:
+        endpoint, found, lost = new_endpoint(), [], []
+
+        def receive(_: bytes, messages: list[Message]) -> None:
+            assert not lost
+            found.extend(messages)
+
+        listening = Channel.listen(endpoint, receive, on_lost=lost.append)
+        peer = stranger(endpoint)
+        peer.sendall(framed(b"peer", CANCELLED))
+        await until(lambda: bool(found))
+        sent = sent_all(peer)
+        peer.close()
+        # A failed write ends the connection before all frames are handled.
+        for _ in range(3):
+            listening.send(Returned(0, None), b"peer")
+            listening.flush()
+        await until(lambda: bool(lost))
+        assert len(found) == 1 + sent > 64
+        await asyncio.sleep(0.05)
+        assert lost == [b"peer"]
+        listening.close()
+
+    run(main())
+
+
 def test_all_megabytes_of_a_killed_process_arrive(run: Run) -> None:
     large = msgspec.msgpack.encode([Returned(1, "x" * 3_000_000)])
     script = """if True:
