@@ -324,11 +324,14 @@ __device__ __forceinline__ void write_spectra(const SpectraLayout<CHANNELS_LAST>
 }
 
 // The same analysis with wgmma. The 64 points of a warpgroup go to shared memory once, split, and wgmma reads them transposed,
-// channels as rows. The row's sums stay in registers: in each block of 64 channels, lane (g, t) has the modes 4n + t of two
-// channels of the 16 from 16 rank on, those of column g of both fragments (channel_of).
+// channels as rows. The row's sums stay in registers: in each block of 64 rows, lane (g, t) has the modes 4n + t of two of the 16
+// rows from 16 rank on, those of column g of both fragments (channel_of). Of 32 channels the low parts are the rows behind the
+// high ones; without low parts these rows are undefined.
 template <typename P, int FRAGMENTS> struct WgmmaSums {
-    static constexpr int kBlocks = FRAGMENTS < 8 ? 1 : FRAGMENTS / 8, kColumns = kWgmmaColumns; // 64 channels a block
-    static constexpr int kPlane = 8 * FRAGMENTS * kMatrixBytes; // of staged values: high or low parts
+    static constexpr bool kHalf = FRAGMENTS < 8, kStacked = kHalf && P::kSplit; // 32 channels; low parts as rows
+    static constexpr int kBlocks = kHalf ? 1 : FRAGMENTS / 8, kColumns = kWgmmaColumns;
+    static constexpr int kPitch = (kStacked ? 2 : 1) * FRAGMENTS * kMatrixBytes; // of 8 staged points
+    static constexpr int kPlane = (kStacked ? 1 : 8) * FRAGMENTS * kMatrixBytes; // of staged values: high or low parts
     float sums[kBlocks][kColumns][4];
 
     __device__ __forceinline__ void clear() {
@@ -358,8 +361,8 @@ template <typename P, int FRAGMENTS> struct WgmmaSums {
     static __device__ __forceinline__ void stage(const uint4 (&words)[2], int s, uint4 *staging, const WarpGroupContext &group) {
         const int row = group.lane % 8, matrix = group.lane / 8; // whose address this lane gives
         const auto address = [&](int second, int fragment, int plane) {
-            const int index = (2 * group.rank + second) * FRAGMENTS + 2 * s + fragment;
-            return shared_address(staging + 1) + plane * kPlane + index * kMatrixBytes + 16 * row;
+            const int index = 2 * s + fragment;
+            return shared_address(staging + 1) + plane * kPlane + (2 * group.rank + second) * kPitch + index * kMatrixBytes + 16 * row;
         };
         if constexpr (P::kSplit) {
             store_matrices(address(0, matrix % 2, matrix / 2), words[0]);
@@ -376,20 +379,22 @@ template <typename P, int FRAGMENTS> struct WgmmaSums {
         const unsigned matrices = shared_address(staging + 1);
         fence_proxy_async();
         group.sync();
-        const unsigned a = descriptor_low(matrices, FRAGMENTS * kMatrixBytes);
+        const unsigned a = descriptor_low(matrices, kPitch);
         const unsigned b = descriptor_low(shared_address(table) + first_tile * kTile, kColumns * kMatrixBytes);
         constexpr unsigned kLowA = kPlane / 16, kLowB = 2 * kColumns * kMatrixWords;
-        constexpr unsigned kNextA = 2 * FRAGMENTS * kMatrixWords, kNextB = kTile / 16;
+        constexpr unsigned kNextA = 2 * kPitch / 16, kNextB = kTile / 16;
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
             const unsigned rows = a + block * (8 * kMatrixWords);
             float part[kColumns][4];
             wgmma_fence();
-            if constexpr (P::kSplit) {
+            if constexpr (P::kSplit && !kStacked) {
 #pragma unroll
                 for (int i = 0; i < kWarpgroupWarps; ++i) wgmma<P>(part, rows + kLowA + i * kNextA, b + i * kNextB, i > 0);
+            }
+            if constexpr (P::kSplit) {
 #pragma unroll
-                for (int i = 0; i < kWarpgroupWarps; ++i) wgmma<P>(part, rows + i * kNextA, b + kLowB + i * kNextB, true);
+                for (int i = 0; i < kWarpgroupWarps; ++i) wgmma<P>(part, rows + i * kNextA, b + kLowB + i * kNextB, !kStacked || i > 0);
             }
 #pragma unroll
             for (int i = 0; i < kWarpgroupWarps; ++i) wgmma<P>(part, rows + i * kNextA, b + i * kNextB, P::kSplit || i > 0);
@@ -403,18 +408,45 @@ template <typename P, int FRAGMENTS> struct WgmmaSums {
         }
     }
 
+    // Writes the sums of a row. `staging` is that of its values.
     template <bool CHANNELS_LAST>
-    __device__ __forceinline__ void write(const SpectraLayout<CHANNELS_LAST> &layout, float2 *row, int first_channel,
-                                          const WarpGroupContext &group) const {
-        const int mode0 = group.lane % 4, channel0 = first_channel + 16 * group.rank + channel_of(0, group.lane / 4);
+    __device__ __forceinline__ void write(const SpectraLayout<CHANNELS_LAST> &layout, float2 *row, int first_channel, uint4 *staging,
+                                          const WarpGroupContext &group) {
+        if constexpr (kStacked) add_low_rows(staging, group);
+        const int rank = kHalf ? group.rank % 2 : group.rank;
+        const int mode0 = group.lane % 4, channel0 = first_channel + 16 * rank + channel_of(0, group.lane / 4);
         const ChannelsWriter<CHANNELS_LAST> write(layout, row, mode0, layout.modes, channel0, group.lane);
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
             for (int n = 0; n < kColumns; ++n) {
+                if (kHalf && (kStacked ? n / kGiven : 0) != group.rank / 2) continue;
                 const float(&v)[4] = sums[block][n];
                 write(4 * n, 64 * block, {v[0], v[1]}, {v[2], v[3]});
             }
+        }
+    }
+
+private:
+    static constexpr int kGiven = kColumns / 2; // columns that a warp gives to the one which has the other rows of its channels
+
+    // The warps of the high rows get the sums of the first columns, those of the low rows the others.
+    __device__ __forceinline__ void add_low_rows(uint4 *staging, const WarpGroupContext &group) {
+        auto *const exchanged = reinterpret_cast<float4 *>(staging + 1);
+        const bool low = group.rank / 2;
+        group.sync(); // the staged values have been read
+#pragma unroll
+        for (int n = 0; n < kColumns; ++n) {
+            const float(&v)[4] = sums[0][n];
+            if ((n / kGiven == 0) == low) exchanged[(kGiven * group.rank + n % kGiven) * kLanes + group.lane] = {v[0], v[1], v[2], v[3]};
+        }
+        group.sync();
+#pragma unroll
+        for (int n = 0; n < kColumns; ++n) {
+            if ((n / kGiven == 0) == low) continue;
+            const float4 more = exchanged[(kGiven * (group.rank ^ 2) + n % kGiven) * kLanes + group.lane];
+            float(&v)[4] = sums[0][n];
+            v[0] += more.x, v[1] += more.y, v[2] += more.z, v[3] += more.w;
         }
     }
 };

@@ -426,7 +426,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                 const int64_t part = plan.splits > 1 ? int64_t(unit.split) * rows * t.channels * t.next_modes : 0;
                 auto *const row = reinterpret_cast<float2 *>(a.next) + part + layout.row(unit.at.b, unit.at.o);
                 if constexpr (WGMMA) {
-                    wgmma_sums.write(layout, row, first_channel, group);
+                    wgmma_sums.write(layout, row, first_channel, sums_at, group);
                 } else {
                     write_spectra<FRAGMENTS>(layout, row, sums, plan.sums_words, columns, first_channel, group);
                 }
@@ -453,7 +453,7 @@ TileKernel kernel_of_programs(const TileArguments &a) {
         constexpr bool kWide = is_wide(PROGRAM);
         if (a.plan.wide != kWide || !serves(PROGRAM, a.tile)) return kernel_of_programs<P, FRAGMENTS, WGMMA, OTHERS...>(a);
         if (!a.common) {
-            if constexpr (FRAGMENTS == 2) {
+            if constexpr (FRAGMENTS == 2 && PROGRAM != kLayer) {
                 return kernel_of_programs<P, FRAGMENTS, WGMMA>(a); // rare, and compiling takes long
             } else {
                 return tile_program<P, FRAGMENTS, kWide, WGMMA, PROGRAM, false, Layouts::kBoth>;
@@ -480,7 +480,7 @@ template <typename P, int FRAGMENTS, bool WGMMA> TileKernel kernel_of(const Tile
 template <typename P> TileKernel kernel_of(const TileArguments &a) {
     switch (a.plan.fragments) {
     case 2: return kernel_of<P, 2, false>(a);
-    case 4: return kernel_of<P, 4, false>(a);
+    case 4: return a.plan.wgmma ? kernel_of<P, 4, true>(a) : kernel_of<P, 4, false>(a);
     case 8: return a.plan.wgmma ? kernel_of<P, 8, true>(a) : kernel_of<P, 8, false>(a);
     default: return a.plan.wgmma ? kernel_of<P, 16, true>(a) : kernel_of<P, 16, false>(a);
     }

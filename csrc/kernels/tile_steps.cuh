@@ -78,10 +78,8 @@ template <typename P, int CHUNKS> struct TileOperand {
 template <typename P, int CHUNKS, typename B>
 __device__ __forceinline__ void make_hidden(float (&hidden)[4][4], int chunk, const TileOperand<P, CHUNKS> &y,
                                             const turbofno_step &step, const B &first, const float *shift, int t) {
-#pragma unroll
-    for (auto &fragment : hidden) fragment[0] = fragment[1] = fragment[2] = fragment[3] = 0.0f;
+    set_vector(hidden, shift + 32 * chunk, t);
     y.add(hidden, first, step.terms, 2 * chunk);
-    add_vector(hidden, shift + 32 * chunk, t);
     activate<P>(hidden, step.activation, step.parameter);
 }
 

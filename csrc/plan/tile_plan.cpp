@@ -89,7 +89,8 @@ void lay_out(const turbofno_tile &t, TilePlan &p, bool copies_spectra) {
     at = 0;
     allocate(t.modes > 0 ? operand_words(2 * t.modes, block_channels, p.planes) : 0);
     const int copied = copied_words(t.modes, block_channels);
-    const int staging = p.wgmma && t.next_modes > 0 ? 1 + p.planes * 64 * p.fragments : 0;
+    const int undefined = p.fragments < 8 && p.planes == 1 ? 32 : 0; // read behind the staged y: 64 rows of 32 channels
+    const int staging = p.wgmma && t.next_modes > 0 ? 1 + p.planes * 64 * p.fragments + undefined : 0;
     // where a map comes first the staged y is not in use yet
     const bool shares = p.wgmma && p.common && t.modes > 0 && copied < staging;
     const int apart = allocate(copies_spectra && !shares ? copied : 0);
@@ -124,16 +125,18 @@ struct Work {
     double products; // matrix products for 8 channels
     int elementwise; // steps that load, store, add a field or activate
     int hidden; // hidden channels of channel MLPs and projections
+    int mlps; // channel MLPs
     int read_chunks; // chunks of the channels of a field that can be prefetched
 };
 
 Work work_of(const turbofno_tile &t) {
     const double synthesis = 0.015 * chunks(2 * t.modes), analysis = 0.02 * ceil_div(2 * t.next_modes, 8);
-    Work w{synthesis + analysis, 0, 0, 0};
+    Work w{synthesis + analysis, 0, 0, 0, 0};
     for (int i = 0; i < t.steps; ++i) {
         const turbofno_step &step = t.step[i];
         if (step.kind == TURBOFNO_ADD_MAP) w.products += 0.01 * chunks(step.terms);
         if (is_mlp_or_projection(step)) w.hidden += step.hidden;
+        w.mlps += step.kind == TURBOFNO_MLP;
         w.elementwise += step.kind == TURBOFNO_LOAD || step.kind == TURBOFNO_ADD_GATE || step.kind == TURBOFNO_ACTIVATE ||
                          step.kind == TURBOFNO_STORE;
     }
@@ -155,14 +158,19 @@ double cost(const turbofno_tile &t, const TilePlan &p, const Work &w) {
     const double products = p.wgmma ? 0.0 : (p.planes > 1 ? 1.0 : 0.6) * w.products;
     const double table = p.synthesis_on_chip ? 0.0 : (p.wgmma ? 0.3 : 0.15) * chunks(2 * t.modes);
     const double direct = p.prefetch_first < 0 ? 0.2 * w.read_chunks : 0.0;
-    const double tile = 1.0 + p.fragments * (products + 0.04 * w.elementwise) + 0.009 * w.hidden + table + direct;
+    const double alone = 1.0 + p.fragments * (products + 0.04 * w.elementwise) + 0.009 * w.hidden + table + direct;
+    // Warpgroups of 32 channels: more than four of them share the multiprocessor's time.
+    const bool narrow = p.wgmma && p.fragments == 4;
+    const double kind = w.mlps > 0 ? 1.15 : t.modes == 0 ? 1.08 : p.planes > 1 ? 0.82 : 0.97;
+    const double pace = narrow ? (p.common ? 1.0 : 1.05) * kind : 1.0;
+    const double tile = pace * (narrow ? std::max(1.0, busy / 16) : 1.0) * alone;
 
     // Staging of spectra: a warp's blocks of 32 terms by 16 channels one after the other. A copy that is under way while the group
     // takes the tiles before costs less.
     const int segments = std::max(1, p.split_segments);
     const double staged = chunks(2 * t.modes) * p.fragments / 2.0 / p.group_warps;
     const double block = p.copied_at < 0 ? 0.2 : rounds * segments > 1 ? 0.1 : 0.37;
-    const double segment = std::max(1.0, busy / 8) * (0.5 + staged * block);
+    const double segment = pace * std::max(1.0, busy / 8) * (0.5 + staged * block);
 
     const int tiles = segments * ceil_div(p.split_tiles / segments, p.group_warps);
     const double sums = p.workspace_bytes > 0 ? 1.2 + 0.03 * p.splits : 0.0;
@@ -236,7 +244,7 @@ void each_plan(const turbofno_tile &t, const std::function<void(const TilePlan &
             p.synthesis_on_chip = tables != 1;
             p.segment_tiles = tables < 2 ? tiles : kLongestSegment >> (tables - 2);
             if ((tables == 1 && t.modes == 0) || (tables > 1 && p.segment_tiles >= tiles)) continue;
-            if (p.wgmma && (!t.warpgroups || p.fragments < 8 || t.next_modes > kMaxWgmmaModes)) continue;
+            if (p.wgmma && (!t.warpgroups || p.fragments < 4 || t.next_modes > kMaxWgmmaModes)) continue;
             if (p.wgmma && p.fragments > kSegmentedFragments && t.next_modes > 0 && p.segment_tiles < tiles) continue;
             find_prefetch(t, p);
             p.common = has_kernel && p.fragments <= 8 && t.width == 8 * p.fragments && p.synthesis_on_chip &&

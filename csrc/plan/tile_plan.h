@@ -62,8 +62,9 @@ TURBOFNO_HOST_DEVICE constexpr int copied_words(int modes, int channels) {
 // Maximum number of warps of a block: a multiprocessor has 64K registers and runs one block.
 TURBOFNO_HOST_DEVICE constexpr int max_warps(int fragments, bool wide, bool wgmma, bool common) {
     if (fragments > 8) return wide || wgmma ? 8 : 12;
-    if (fragments <= 4) return wide ? 16 : 20;
-    return wide && !(wgmma && common) ? 12 : 16;
+    const bool many = wide && !(wgmma && common); // registers
+    if (fragments <= 4) return many ? 16 : 20;
+    return many ? 12 : 16;
 }
 
 // The fastest plan by the cost model. It has 0 warps if no plan fits.
