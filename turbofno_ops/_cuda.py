@@ -5,22 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 
-from turbofno_ops import _cuda_tables, _spectra
+from turbofno_ops import _spectra
 from turbofno_ops._cuda_product import CudaProduct
-from turbofno_ops._native import (
-    Moments,
-    Norm,
-    RowAnalysis,
-    Tile,
-    TilePlan,
-    bytes_of,
-    launch,
-    refusal,
-)
+from turbofno_ops._cuda_programs import Analysis, Kernel, TileProgram, TilePrograms
+from turbofno_ops._native import Moments, Norm, RowAnalysis, Tile, bytes_of, launch
 from turbofno_ops._slab import Slab
 from turbofno_ops._spectral_product import row_modes
 from turbofno_ops._stages import (
@@ -41,69 +32,21 @@ from turbofno_ops._stages import (
 )
 from turbofno_ops._support import device_clusters, device_limits
 from turbofno_ops._tile_program import (
-    TILE_POINTS,
     ChannelsLast,
-    Piece,
     Shape,
     Weighted,
     cached_operands,
     operands_of,
-    pieces,
-    plan_kernel,
     readable,
 )
 from turbofno_ops.description import PRECISIONS, Size
 from turbofno_ops.fft import _kernels as _fft_kernels
-from turbofno_ops.fft import _plan as _fft_plan
-from turbofno_ops.fft._plan import Launch
-from turbofno_ops.fft._rule import MIXED_RADIX
-from turbofno_ops.fft._transform import Axis, Transform
-
-_MODES_PER_KERNEL = 32  # of a kernel that only analyses
-# A tile program of at least so many channels and at most so many modes, with whole tiles, runs on warpgroups.
-_WARPGROUP_CHANNELS, _WARPGROUP_MODES = 64, 16
+from turbofno_ops.fft._transform import Transform
 
 
 def field_dtype(precision: str) -> torch.dtype:
     """Return the dtype of fields between stages. The network's input and output are float32."""
     return torch.bfloat16 if precision == "bf16" else torch.float32
-
-
-class _Kernel(NamedTuple):
-    """One planned launch of a tile program. Its structure has no pointers yet but those of its tables."""
-
-    steps: tuple[Step, ...]
-    shape: Shape
-    tile: Tile
-    plan: TilePlan
-    tables: tuple[torch.Tensor, ...]
-
-
-class _Analysis(NamedTuple):
-    """One planned launch that analyses a stored field. Its structure has no pointers yet."""
-
-    shape: Shape
-    structure: RowAnalysis
-    table: torch.Tensor
-    workspace_bytes: int
-
-
-class _Planned(NamedTuple):
-    """A piece with its launches.
-
-    A stored field is analysed by one launch on cards with wgmma, elsewhere by kernels of a few modes each. The rows of a field
-    with its channel first are contiguous: these are lines of a transform.
-    """
-
-    piece: Piece
-    launches: tuple[_Kernel, ...] | _Analysis | Transform
-
-
-class TileProgram(NamedTuple):
-    """A tile program planned for one shape: its pieces in order."""
-
-    steps: tuple[Step, ...]
-    pieces: tuple[_Planned, ...]
 
 
 class CudaStages:
@@ -115,6 +58,10 @@ class CudaStages:
     float32. The object owns its tables, so that CUDA graphs can read them as long as it lives.
 
     `settled`: no kernel still in flight writes the weights.
+
+    Attributes:
+        mix: The spectral product.
+        programs: The planned tile programs.
     """
 
     def __init__(
@@ -132,7 +79,7 @@ class CudaStages:
         self.size, self.out_size, self.modes = size, out_size, modes
         if slab is not None:
             self.size, self.out_size = slab.local(size), slab.local(out_size)
-        self._device, self._precision, self._settled = device, precision, settled
+        self._device, self._precision = device, precision
         self._limits = device_limits(device)
         self.mix = CudaProduct(
             size,
@@ -145,11 +92,17 @@ class CudaStages:
             settled=settled,
             slab=slab,
         )
-        # without a lock: two threads may plan the same shape, with equal results
-        self._programs: dict[tuple[tuple[Step, ...], Shape], TileProgram] = {}
+        self.programs = TilePrograms(
+            device=device,
+            precision=precision,
+            limits=self._limits,
+            settled=settled,
+            slab=slab,
+            points=self._points,
+        )
 
     def tile(self, steps: tuple[Step, ...], operands: Operands) -> Results:
-        return self.run(self.prepare(steps, self._shape(steps, operands)), operands)
+        return self.run(self.programs.prepare(steps, self._shape(steps, operands)), operands)
 
     def shape(
         self, *, batch: int, channels: int, x_channels: int, x_channel_first: bool, modes: int
@@ -166,23 +119,6 @@ class CudaStages:
             x_channel_first=x_channel_first,
             **self._limits._asdict(),
         )
-
-    def prepare(self, steps: tuple[Step, ...], shape: Shape) -> TileProgram:
-        """Plan a tile program and make its tables, once per shape.
-
-        Raises:
-            ValueError: The kernels do not support it.
-        """
-        found = self._programs.get((steps, shape))
-        if found is None:
-            planned = tuple(
-                _Planned(
-                    piece, self._transform(piece) or self._analysis(piece) or self._parts(piece)
-                )
-                for piece in pieces(steps, shape)
-            )
-            found = self._programs[steps, shape] = TileProgram(steps, planned)
-        return found
 
     def run(
         self,
@@ -206,7 +142,7 @@ class CudaStages:
                 assert isinstance(operands.x, torch.Tensor)
                 done = Results(spectra=_fft_kernels.run(operands.x, launches))
                 continue
-            if isinstance(launches, _Analysis):
+            if isinstance(launches, Analysis):
                 done = Results(spectra=self._analyze(launches, _required(fields[piece.y])))
                 continue
             makes_result = piece.to == "out"
@@ -241,16 +177,8 @@ class CudaStages:
     @property
     def nbytes(self) -> int:
         """Bytes of all tables on the device."""
-        found = [*self.mix.tables]
-        for program in self._programs.values():
-            for _, launches in program.pieces:
-                if isinstance(launches, Transform):
-                    continue  # its tables are counted by their own cache
-                if isinstance(launches, _Analysis):
-                    found.append(launches.table)
-                    continue
-                found += [table for one in launches for table in one.tables]
-        return sum({table.data_ptr(): table.nbytes for table in found}.values())
+        tables = [*self.mix.tables, *self.programs.tables()]
+        return sum({table.data_ptr(): table.nbytes for table in tables}.values())
 
     def _field(self, batch: int, channels: int, grid: Size) -> ChannelsLast:
         dtype = field_dtype(self._precision)
@@ -269,93 +197,16 @@ class CudaStages:
             modes=0 if given.mixed is None else given.mixed.shape[-1],
         )
 
-    def _transform(self, piece: Piece) -> Transform | None:
-        """Return the analysis of the rows of the network's input as a transform, or None where a tile program is faster (H200) or
-        serves alone."""
-        shape = piece.shape
-        points, modes = shape.grid[-1], shape.next_modes
-        if [type(step) for step in piece.steps] != [Source, Analyze] or self._slab is not None:
-            return None
-        by_warpgroups = self._limits.warpgroups and shape.channels >= _WARPGROUP_CHANNELS
-        if by_warpgroups and modes <= _WARPGROUP_MODES and points % TILE_POINTS == 0:
-            return None
-        axis = Axis(1 + len(shape.grid), points, points, 0, modes, 0)
-        transform = Transform("real_to_complex", inverse=False, axes=(axis,), scaling="whole")
-        # asked without memory, with the limits of an A100
-        x = torch.empty(shape.batch, shape.channels, *shape.grid, device="meta")
-        if _fft_plan.refusal(x, transform) is not None:
-            return None
-        (step,) = _fft_plan.plan_of(_fft_plan.problem(x, transform)).steps
-        # That kernel takes odd real lines in pairs, and rounds them otherwise where one near them is not finite: a batch element
-        # would change with another one.
-        in_pairs = points % 2 == 1 and isinstance(step, Launch) and step.kernel == MIXED_RADIX
-        return None if in_pairs else transform
-
-    def _analysis(self, piece: Piece) -> _Analysis | None:
-        """Plan the analysis of a stored field, or return None if the piece is another or needs a tile program."""
-        if [type(step) for step in piece.steps] != [Restore, Analyze]:
-            return None
-        shape = piece.shape
-        structure = RowAnalysis(
-            batch=shape.batch,
-            outer=math.prod(shape.grid[:-1]),
-            points=shape.grid[-1],
-            channels=shape.channels,
-            modes=shape.next_modes,
-            precision=PRECISIONS.index(self._precision),
-            weights_settled=self._settled,
-            **self._limits._asdict(),
-        )
-        if refusal("analyze_rows_unsupported", structure) is not None:
-            return None
-        where = (self._precision, self._device)
-        table = _cuda_tables.field_analysis(structure.points, structure.modes, *where)
-        workspace_bytes = bytes_of("analyze_rows_workspace_bytes", structure)
-        return _Analysis(shape, structure, table, workspace_bytes)
-
-    def _parts(self, piece: Piece) -> tuple[_Kernel, ...]:
-        if piece.refusal is not None:
-            raise ValueError(f"the CUDA kernels do not support this: {piece.refusal}")
-        shape = piece.shape
-        if not isinstance(piece.steps[-1], Analyze) or len(piece.steps) > 2:
-            return (self._kernel(piece.steps, shape, 0),)
-        # few modes per kernel, so that the sums of many warps fit
-        parts = []
-        for first in range(0, shape.next_modes, _MODES_PER_KERNEL):
-            modes = min(_MODES_PER_KERNEL, shape.next_modes - first)
-            parts.append(self._kernel(piece.steps, shape._replace(next_modes=modes), first))
-        return tuple(parts)
-
-    def _kernel(self, steps: tuple[Step, ...], shape: Shape, first_mode: int) -> _Kernel:
-        tile, plan, refusal = plan_kernel(steps, shape)
-        assert refusal is None
-        tile.weights_settled = self._settled
-        points, segment, device = tile.points, plan.segment_points, self._device
-        tables = {}
-        if tile.modes:
-            of = (points, tile.modes, segment)
-            tables["synthesis"] = _cuda_tables.row_synthesis(*of, self._precision, device)
-            if segment < points:
-                tables["synthesis_phases"] = _cuda_tables.segment_phases(*of, device)
-        if tile.next_modes:
-            of = (points, tile.next_modes, segment)
-            tables["analysis"] = _cuda_tables.row_analysis(*of, self._precision, device, first_mode)
-            if segment < points:
-                tables["analysis_phases"] = _cuda_tables.segment_phases(*of, device, first_mode)
-        for name, table in tables.items():
-            setattr(tile, name, table.data_ptr())
-        return _Kernel(steps, shape, tile, plan, tuple(tables.values()))
-
     def _launch_all(
         self,
-        parts: tuple[_Kernel, ...],
+        kernels: tuple[Kernel, ...],
         given: Operands,
         weights: Mapping[Weighted, Weighted],
         *,
         channel_first: bool,
     ) -> Results:
         done = [
-            self._launch(kernel, given, weights, channel_first=channel_first) for kernel in parts
+            self._launch(kernel, given, weights, channel_first=channel_first) for kernel in kernels
         ]
         if len(done) == 1:
             return done[0]
@@ -365,7 +216,7 @@ class CudaStages:
         last = torch.cat([z.movedim(1, -1) for z in spectra], dim=-2)
         return Results(spectra=last.movedim(-1, 1))
 
-    def _analyze(self, planned: _Analysis, field: ChannelsLast) -> torch.Tensor:
+    def _analyze(self, planned: Analysis, field: ChannelsLast) -> torch.Tensor:
         arguments = RowAnalysis.from_buffer_copy(planned.structure)
         of = (arguments.batch, arguments.channels, *planned.shape.grid[:-1], arguments.modes)
         last = self.mix.wants_channels_last(*of[:2])
@@ -379,7 +230,7 @@ class CudaStages:
 
     def _launch(
         self,
-        kernel: _Kernel,
+        kernel: Kernel,
         given: Operands,
         weights: Mapping[Weighted, Weighted],
         *,

@@ -74,11 +74,11 @@ class _Plan:
         in_shape = self.stages.shape(
             batch=shape.batch, channels=c_in, x_channels=c_in, x_channel_first=True, modes=0
         )
-        self._before = self.stages.prepare(_BEFORE, in_shape)
+        self._before = self.stages.programs.prepare(_BEFORE, in_shape)
         mixed_shape = in_shape._replace(
             grid=self.stages_after.size, channels=c_out, modes=in_shape.next_modes
         )
-        self.after = self.stages_after.prepare(tuple(after), mixed_shape)
+        self.after = self.stages_after.programs.prepare(tuple(after), mixed_shape)
         tables = sum(stages.nbytes for stages in {self.stages, self.stages_after})
         self.nbytes = tables + _HOST_BYTES
 

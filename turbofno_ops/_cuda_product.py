@@ -147,16 +147,11 @@ class CudaProduct:
             out = torch.empty(elements, dtype=torch.complex64, device=self._device)
             arguments = type(structure).from_buffer_copy(structure)
             arguments.input, arguments.out = z.data_ptr(), out.data_ptr()
-            if isinstance(arguments, Spectral):
+            if isinstance(arguments, Spectral | BatchedSpectral):
+                few = isinstance(arguments, Spectral)
+                tables = self._folded_tables if few else self._batched_tables
                 arguments.weight = weight.data_ptr()
-                arguments.in_table, arguments.out_table = (
-                    table.data_ptr() for table in self._folded_tables
-                )
-            elif isinstance(arguments, BatchedSpectral):
-                arguments.weight = weight.data_ptr()
-                arguments.in_table, arguments.out_table = (
-                    table.data_ptr() for table in self._batched_tables
-                )
+                arguments.in_table, arguments.out_table = (table.data_ptr() for table in tables)
             elif isinstance(arguments, Fft):
                 arguments.table = self._roots[arguments.points].data_ptr()
             else:

@@ -37,7 +37,8 @@ class SpectralLaunch(NamedTuple):
 class ProductShape(NamedTuple):
     """Shape and precision of a spectral product, and what its launches depend on besides.
 
-    `warpgroups`: the code for the device uses wgmma. `clusters`: that the device runs at once; 0 for separate launches. `settled`: no kernel still in flight writes the weights.
+    `warpgroups`: the code for the device uses wgmma. `clusters`: that the device runs at once; 0 for separate launches.
+    `settled`: no kernel still in flight writes the weights.
     `channels_last`: the given spectra are [batch, *others, row, channels] in memory. `cut`: points of the whole first axis, given
     and wanted, of which `size` and `out_size` have a slab's rows.
     """
@@ -162,14 +163,22 @@ def _batched(shape: ProductShape) -> SpectralLaunch:
 
 
 def _separate(shape: ProductShape) -> tuple[SpectralLaunch, ...]:
+    batched = _batched_is_faster(shape)
+    axes = range(1 if batched else 0, len(shape.modes) - 1)
+    return (
+        *(_transform(shape, axis, inverse=False) for axis in reversed(axes)),
+        _batched(shape) if batched else _product(shape),
+        *(_transform(shape, axis, inverse=True) for axis in axes),
+    )
+
+
+def _product(shape: ProductShape) -> SpectralLaunch:
     *kept, last = shape.modes
     row = shape.row_modes
-    analyses = [_transform(shape, axis, inverse=False) for axis in reversed(range(len(kept)))]
-    in_pitch = _pitch(shape, shape.batch * shape.c_in * row)
     out_pitch = _pitch(shape, shape.batch * shape.c_out * row)
-    product = _native.Product(
+    arguments = _native.Product(
         batch=shape.batch,
-        in_pitch=in_pitch,
+        in_pitch=_pitch(shape, shape.batch * shape.c_in * row),
         out_pitch=out_pitch,
         c_in=shape.c_in,
         c_out=shape.c_out,
@@ -182,12 +191,7 @@ def _separate(shape: ProductShape) -> tuple[SpectralLaunch, ...]:
         channels_last=mixed_channels_last(shape),
         input_channels_last=shape.channels_last,
     )
-    syntheses = [_transform(shape, axis, inverse=True) for axis in range(len(kept))]
-    multiplied = SpectralLaunch("multiply_modes", product, math.prod(kept) * out_pitch, None)
-    middle = (analyses[-1], multiplied, syntheses[0]) if kept else (multiplied,)
-    if _batched_is_faster(shape):
-        middle = (_batched(shape),)
-    return (*analyses[:-1], *middle, *syntheses[1:])
+    return SpectralLaunch("multiply_modes", arguments, math.prod(kept) * out_pitch, None)
 
 
 def _transform(shape: ProductShape, axis: int, *, inverse: bool) -> SpectralLaunch:

@@ -33,8 +33,9 @@ from benchmarks.gpu.layers import LARGEST_ERROR, Inputs
 from benchmarks.ops import Layer
 from turbofno_ops import fourier_layer
 from turbofno_ops._channels import mode_major, pointwise
-from turbofno_ops._cuda import CudaStages, TileProgram, _Planned
+from turbofno_ops._cuda import CudaStages
 from turbofno_ops._cuda_product import CudaProduct
+from turbofno_ops._cuda_programs import Planned, TileProgram
 from turbofno_ops._native import Product
 from turbofno_ops._stages import (
     Activate,
@@ -198,14 +199,14 @@ class CudaKernels:
 
     def fused_in_networks(self, steps: tuple[Step, ...]) -> bool:
         """True if compiled networks run a tile program after the mix as one kernel."""
-        return len(self._stages.prepare(steps, self._after).pieces) == 1
+        return len(self._stages.programs.prepare(steps, self._after).pieces) == 1
 
     def fused(self, steps: tuple[Step, ...], operands: Operands) -> Results:
         found = self._fused.get(steps)
         if found is None:
             # `prepare` would split programs that are faster as two kernels
             piece = Piece(kernel_steps(steps), self._after, self.refusal(steps))
-            planned = _Planned(piece, self._stages._parts(piece))
+            planned = Planned(piece, self._stages.programs._kernels(piece))
             found = self._fused[steps] = TileProgram(steps, (planned,))
         return self._stages.run(found, operands)
 

@@ -23,7 +23,8 @@ from benchmarks.host_plans import PLANS, compiled
 from turbofno.models.core.config import FNOArchitecture
 from turbofno.models.core.fno import FNO
 from turbofno.models.importers.refusal import ImportRefused
-from turbofno_ops import PRECISIONS, _cuda, _native, compile_fno
+from turbofno_ops import PRECISIONS, _cuda, _cuda_programs, _native, compile_fno
+from turbofno_ops._cuda_programs import Kernel
 from turbofno_ops._stages import Operands, Results
 from turbofno_ops._tile_program import ChannelsLast, Weighted, plan_kernel
 from turbofno_ops.description import Size
@@ -93,12 +94,10 @@ def _tried(tile: _native.Tile) -> list[_native.TilePlan]:
     return [chosen, *near, *random.Random(_SEED).sample(far, min(_RANDOM, len(far)))]
 
 
-def _with_plan(
-    stages: _cuda.CudaStages, kernel: _cuda._Kernel, plan: _native.TilePlan
-) -> _cuda._Kernel:
+def _with_plan(stages: _cuda.CudaStages, kernel: Kernel, plan: _native.TilePlan) -> Kernel:
     planned = plan_kernel(kernel.steps, kernel.shape)._replace(plan=plan)
-    with mock.patch.object(_cuda, "plan_kernel", return_value=planned):
-        return stages._kernel(kernel.steps, kernel.shape, 0)
+    with mock.patch.object(_cuda_programs, "plan_kernel", return_value=planned):
+        return stages.programs._kernel(kernel.steps, kernel.shape, 0)
 
 
 def _distance(one: Results, other: Results) -> float:
@@ -120,16 +119,16 @@ def measure(case: Case, *, seconds: float) -> Iterator[dict[str, object]]:
 
     def timed(
         stages: _cuda.CudaStages,
-        kernel: _cuda._Kernel,
+        kernel: Kernel,
         given: Operands,
         weights: Mapping[Weighted, Weighted],
         *,
         channel_first: bool,
     ) -> Results:
-        def run(of: _cuda._Kernel) -> Results:
+        def run(of: Kernel) -> Results:
             return launch(stages, of, given, weights, channel_first=channel_first)
 
-        def repeated(of: _cuda._Kernel, x: torch.Tensor) -> torch.Tensor:
+        def repeated(of: Kernel, x: torch.Tensor) -> torch.Tensor:
             run(of)
             return x
 

@@ -12,8 +12,10 @@ import torch
 from tests.turbofno_ops.fourier_truth import relative_l2
 from tests.turbofno_ops.random_program import draw_program
 from tests.turbofno_ops.split_field import split_field
-from turbofno_ops import PRECISIONS, _cuda, _cuda_tables, _native
+from turbofno_ops import PRECISIONS, _cuda, _cuda_programs, _cuda_tables, _native
 from turbofno_ops._cuda import CudaStages
+from turbofno_ops._cuda_programs import TilePrograms
+from turbofno_ops._slab import Slab
 from turbofno_ops._stages import (
     MLP,
     Activate,
@@ -42,6 +44,8 @@ from turbofno_ops._tile_program import (
 from turbofno_ops._torch_stages import TorchStages
 from turbofno_ops._wide_maps import stored_channels
 from turbofno_ops.description import PointwiseMap
+from turbofno_ops.fft import _plan as _fft_plan
+from turbofno_ops.fft._transform import Transform
 
 pytestmark = pytest.mark.usefixtures("served_shapes")
 
@@ -154,6 +158,7 @@ def test_wide_channel_mlps_go_through_blocks_of_hidden_channels(
     monkeypatch.setattr(_cuda, "device_limits", lambda _: H100)
     monkeypatch.setattr(_cuda, "device_clusters", lambda _: 0)
     monkeypatch.setattr(_cuda, "bytes_of", lambda *_: 16)
+    monkeypatch.setattr(_cuda_programs, "bytes_of", lambda *_: 16)
     steps, size, modes = WIDE[name], (6, 18), (4, 5)
     plain = TorchStages(size, modes, size)
     given = Operands(
@@ -187,7 +192,7 @@ def test_wide_channel_mlps_go_through_blocks_of_hidden_channels(
         batch=2, channels=20 if isinstance(steps[0], Source) else 200, x_channels=20,
         x_channel_first=isinstance(steps[0], Source), modes=6,
     )  # fmt: skip
-    program = stages.prepare(steps, shape)
+    program = stages.programs.prepare(steps, shape)
     stores = [piece.steps[-1] for piece, _ in program.pieces if piece.to == "out"] or [None]
     assert {piece.x for piece, _ in program.pieces} != {"x"}, "a kernel holds none of these"
     monkeypatch.setattr(CudaStages, "_launch_all", launch_all)
@@ -240,8 +245,32 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[_native.Tile]:
     monkeypatch.setattr(_cuda, "launch", launch)
     monkeypatch.setattr(_native, "bytes_of", lambda *_: 16)
     monkeypatch.setattr(_cuda, "bytes_of", lambda *_: 16)
+    monkeypatch.setattr(_cuda_programs, "bytes_of", lambda *_: 16)
     monkeypatch.setattr(_native, "launch", lambda *_: None)  # of operands
     return tiles
+
+
+@pytest.mark.parametrize("supported", [range(3), range(3, 9)], ids=["short", "long"])
+def test_all_slabs_analyse_the_input_by_one_kernel(
+    supported: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slabs of 4, 4 and 2 rows, with a transform that supports some of these numbers only."""
+    refused = _fft_plan.refusal
+
+    def refusal(x: torch.Tensor, transform: Transform) -> str | None:
+        return refused(x, transform) if x.shape[2] in supported else "unsupported"
+
+    monkeypatch.setattr(_fft_plan, "refusal", refusal)
+    by_transform = set()
+    for rank in range(3):
+        slab = Slab(None, rank, 3)  # type: ignore[arg-type]
+        programs = TilePrograms(
+            device=DEVICE, precision="fp32", limits=H100, settled=True, slab=slab, points=10
+        )
+        shape = Shape(8, slab.local((10, 64)), 2, 2, 0, 16, "fp32", *H100, x_channel_first=True)
+        ((_, launches),) = programs.prepare((Source(), Analyze()), shape).pieces
+        by_transform.add(isinstance(launches, Transform))
+    assert by_transform == {4 in supported}
 
 
 def test_only_the_last_kernel_stores_channel_first(
@@ -252,7 +281,7 @@ def test_only_the_last_kernel_stores_channel_first(
     steps = (Synthesis(), AddMap(torch.randn(256, 256)), Store())
     mixed = torch.zeros(1, 256, 128, dtype=torch.complex64)
     given = Operands(x=torch.zeros(1, 256, 300), mixed=mixed)
-    program = stages.prepare(steps, stages._shape(steps, given))
+    program = stages.programs.prepare(steps, stages._shape(steps, given))
     y = stages.run(program, given, channel_first=True).x
     assert isinstance(y, torch.Tensor)
     assert y.shape == (1, 256, 300)
@@ -297,7 +326,7 @@ def test_a_common_layer_passes_its_field_split_to_the_next(
 
     monkeypatch.setattr(_cuda, "launch", launch)
     given = Operands(x=middle, mixed=mixed)
-    program = stages.prepare(layer, stages._shape(layer, given))
+    program = stages.programs.prepare(layer, stages._shape(layer, given))
     assert isinstance(stages.run(program, given, channel_first=True).x, torch.Tensor)
 
 
