@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Self
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -20,7 +19,7 @@ from turbofno.service.logs import request_id
 from turbofno.service.pipeline.admission import UNCOUNTED
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import Sequence
 
     from turbofno.service.http.edge import Edge
 
@@ -229,37 +228,34 @@ class Exchange(Call):
             self._release()
 
     async def _send(self, reply: Reply) -> int:
-        """Send the reply; return the size of its body."""
-        flow, transport = self._edge.flow, self._edge.transport
-        if flow.write_paused:
-            await flow.drain()
-        if self.disconnected:
-            return 0
-        head, body = self._head(reply), self._body(reply)
-        self.response_started = True
-        transport.writelines((head, *body))
-        size = reply.size if body else 0
-        if flow.write_paused:
-            # The reply's bytes are held until the client has read enough of them.
-            await flow.drain()
-        if reply.stream is not None:
-            size += await self._send_stream(reply.stream)
-        if not self.disconnected:
-            self._end()
-        return size
-
-    async def _send_stream(self, stream: AsyncGenerator[Bytes]) -> int:
-        flow, transport = self._edge.flow, self._edge.transport
-        size = 0
-        async with aclosing(stream):
-            async for piece in stream:
-                size += len(piece)
-                transport.writelines(self._chunk(piece))
-                if flow.write_paused:
-                    await flow.drain()
-        if self.chunked:
-            transport.write(b"0\r\n\r\n")
-        return size
+        """Send the reply; return the size of its body. Closes its stream, however far it came."""
+        flow, transport, stream = self._edge.flow, self._edge.transport, reply.stream
+        try:
+            if flow.write_paused:
+                await flow.drain()
+            if self.disconnected:
+                return 0
+            head, body = self._head(reply), self._body(reply)
+            self.response_started = True
+            transport.writelines((head, *body))
+            size = reply.size if body else 0
+            if flow.write_paused:
+                # The reply's bytes are held until the client has read enough of them.
+                await flow.drain()
+            if stream is not None:
+                async for piece in stream:
+                    size += len(piece)
+                    transport.writelines(self._chunk(piece))
+                    if flow.write_paused:
+                        await flow.drain()
+                if self.chunked:
+                    transport.write(b"0\r\n\r\n")
+            if not self.disconnected:
+                self._end()
+            return size
+        finally:
+            if stream is not None:
+                await stream.aclose()
 
     def _chunk(self, piece: Bytes) -> Sequence[Bytes]:
         return (b"%x\r\n" % len(piece), piece, b"\r\n") if self.chunked else (piece,)

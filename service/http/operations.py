@@ -140,6 +140,9 @@ def _admit(call: Call) -> Reply | None:
     else:
         given = read_query(call, operation.parameters, hint=operation.hint)
         call.parameters = operation.parse(call, given)
+        if first is not None:
+            # The model was reloaded since.
+            first.served, first.parameters = served, call.parameters
     if first is None:
         call.declared_bytes = declared_size(call)
     try:
