@@ -30,12 +30,11 @@ class AsgiCall(Call):
     __slots__ = ("_receive", "_send", "_whole", "sent", "started_reply", "status")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, context: AppContext) -> None:
-        path: str = scope["path"]
-        quoted = quote(path, errors="replace").encode()
+        quoted = quote(scope["path"], errors="replace").encode()
         headers = [(name.lower(), value) for name, value in scope["headers"]]
         super().__init__(
-            context, scope["method"], path, scope.get("raw_path") or quoted, scope["query_string"],
-            headers, target_of(quoted),
+            context, scope["method"], scope.get("raw_path") or quoted, scope["query_string"], headers,
+            target_of(quoted),
         )  # fmt: skip
         self._receive, self._send = receive, send
         self._whole = asyncio.Event()

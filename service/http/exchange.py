@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from turbofno.service.engine.interface import heap_buffer
@@ -13,7 +14,7 @@ from turbofno.service.errors import ServiceError
 from turbofno.service.http.access_log import shown_path
 from turbofno.service.http.call import Bytes, Call, Reply
 from turbofno.service.http.eager_task import EagerTask
-from turbofno.service.http.operations import begin
+from turbofno.service.http.operations import begin, target_of
 from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, problem, stopped
 from turbofno.service.logs import request_id
 from turbofno.service.pipeline.admission import UNCOUNTED
@@ -45,12 +46,21 @@ class Exchange(Call):
         "keep_alive", "pieces", "place", "received", "response_complete", "response_started",
     )  # fmt: skip
 
-    def __init__(self, edge: Edge, *request: Any, chunked: bool, keep_alive: bool) -> None:
-        """`request` are the arguments of a Call without its context."""
-        super().__init__(edge.app_context, *request)
+    def __init__(self, edge: Edge) -> None:
+        """The request whose header the connection has received."""
+        parser = edge.parser
+        if edge.url.startswith(b"/"):
+            path, _, query = edge.url.partition(b"?")
+        else:
+            # A whole URL, as a proxy gets it.
+            url = httptools.parse_url(edge.url)
+            path, query = url.path or b"/", url.query or b""
+        method = parser.get_method().decode("ascii")
+        super().__init__(edge.app_context, method, path, query, edge.headers, target_of(path))
         expected = self.headers.get(b"expect")
         self._expects_continue = expected is not None and expected.lower() == b"100-continue"
-        self._start_on(edge, chunked, keep_alive)
+        chunked = parser.get_http_version() != "1.0"
+        self._start_on(edge, chunked, chunked and parser.should_keep_alive())
 
     @classmethod
     def again(cls, edge: Edge, earlier: Exchange, body: memoryview) -> Self:

@@ -244,9 +244,9 @@ async def test_an_idle_connection_holds_no_bytes_of_a_refused_body() -> None:
 
 @pytest.mark.parametrize("path", [PREDICT, "/v1/models"])
 def test_long_paths_are_not_cached(path: str) -> None:
-    edge.target_of(path.encode())
+    operations.target_of(path.encode())
     before = operations._cached.cache_info().currsize
-    found = edge.target_of(path.replace("models", "m%6fdels").encode() + b"x" * 1000)
+    found = operations.target_of(path.replace("models", "m%6fdels").encode() + b"x" * 1000)
     assert not found.operations
     assert operations._cached.cache_info().currsize == before
 
