@@ -36,11 +36,7 @@ _WITH_VERBS = [
     *vjp.OPERATIONS,
     *sample_and_solve.OPERATIONS,
 ]
-_OTHERS = [
-    *oip_infer.OPERATIONS,
-    *oip_server.OPERATIONS,
-    *health.OPERATIONS,
-]
+_OTHERS = [*oip_infer.OPERATIONS, *oip_server.OPERATIONS, *health.OPERATIONS]
 _VERBS = ("predict", "rollout", "vjp", "solve")
 _VERB = re.compile(r"/v1/models/[^/]+(?:/versions/[^/]+)?:([^/:]*)")
 _CACHED_BYTES = 256
