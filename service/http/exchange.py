@@ -273,6 +273,9 @@ class Exchange(Call):
     def _head(self, reply: Reply) -> bytes:
         """Status line and headers. Values are not checked: none may contain text chosen by a client."""
         edge = self._edge
+        if edge.cycle is self and self.context.admission.draining:
+            # On a connection that it keeps, a client would never get to another instance.
+            self.keep_alive = False
         headers = edge.server_state.default_headers + reply.headers
         headers += self.context.access_log.headers(self)
         if reply.stream is None:
