@@ -74,9 +74,10 @@ ENV PATH=/opt/turbofno/bin:$PATH \
     TURBOFNO_LOG_FORMAT=json
 USER 10001:10001
 EXPOSE 8080
-# Readiness, so that containers which depend on this one wait for its models. For restarts use /healthz.
+# Readiness, so that containers which depend on this one wait for its models. For restarts use /healthz. Not by urllib, which
+# would ask the proxy that Docker's configuration may give to every container.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \
-    CMD ["python", "-c", "import os, urllib.request; urllib.request.urlopen(f'http://127.0.0.1:{os.environ[\"TURBOFNO_PORT\"]}/readyz', timeout=4)"]
+    CMD ["python", "-c", "import http.client, os, sys; c = http.client.HTTPConnection('127.0.0.1', os.environ['TURBOFNO_PORT'], timeout=4); c.request('GET', '/readyz'); sys.exit(c.getresponse().status != 200)"]
 # The server is process 1 and gets SIGTERM: it drains and exits with 0.
 ENTRYPOINT ["turbofno"]
 CMD ["serve"]

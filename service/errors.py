@@ -28,6 +28,9 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
+_LONGEST_RETRY = 3600.0
+"""Most seconds of a Retry-After that follows from a setting, which may be infinite."""
+
 
 class ServiceError(Exception):
     """Base of all errors that become a response. `message` states what was wrong, what was expected and how to mend it."""
@@ -46,7 +49,7 @@ class ServiceError(Exception):
         """Headers that this error adds to the response."""
         if self.retry_after is None:
             return {}
-        return {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
+        return {"Retry-After": str(max(1, math.ceil(min(self.retry_after, _LONGEST_RETRY))))}
 
 
 class BadRequest(ServiceError):

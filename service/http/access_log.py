@@ -26,12 +26,7 @@ class AccessLog:
     """The access log and request metrics of one application."""
 
     def __init__(
-        self,
-        metrics: Metrics,
-        shedding: Shedding,
-        server: str,
-        *,
-        cors_origins: Iterable[str] = (),
+        self, metrics: Metrics, shedding: Shedding, server: str, *, cors_origins: Iterable[str] = ()
     ) -> None:
         """Web pages of `cors_origins` may read replies."""
         self._metrics = metrics

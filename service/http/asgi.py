@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
@@ -31,12 +30,11 @@ class AsgiCall(Call):
     __slots__ = ("_receive", "_send", "_whole", "sent", "started_reply", "status")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, context: AppContext) -> None:
-        path: str = scope["path"]
-        quoted = quote(path, errors="replace").encode()
+        quoted = quote(scope["path"], errors="replace").encode()
         headers = [(name.lower(), value) for name, value in scope["headers"]]
         super().__init__(
-            context, scope["method"], path, scope.get("raw_path") or quoted, scope["query_string"],
-            headers, target_of(quoted),
+            context, scope["method"], scope.get("raw_path") or quoted, scope["query_string"], headers,
+            target_of(quoted),
         )  # fmt: skip
         self._receive, self._send = receive, send
         self._whole = asyncio.Event()
@@ -74,26 +72,31 @@ class AsgiCall(Call):
         await self.reply(reply)
 
     async def reply(self, reply: Reply) -> None:
-        headers = [*reply.headers]
-        if reply.stream is None and reply.status not in (204, CLIENT_CLOSED_REQUEST):
-            headers.append((b"content-length", str(reply.size).encode()))
-        headers += self.context.access_log.headers(self)
-        self.status, self.started_reply = reply.status, True
-        start = {"type": "http.response.start", "status": reply.status, "headers": headers}
-        await self._send(start)
-        for piece in reply.body:
-            await self._send_piece(bytes(piece))
-        if reply.stream is not None:
-            async with aclosing(reply.stream) as stream:
-                async for piece in stream:
+        """Send a reply. Closes its stream, however far it came."""
+        try:
+            headers = [*reply.headers]
+            if reply.stream is None and reply.status not in (204, CLIENT_CLOSED_REQUEST):
+                headers.append((b"content-length", str(reply.size).encode()))
+            headers += self.context.access_log.headers(self)
+            self.status, self.started_reply = reply.status, True
+            start = {"type": "http.response.start", "status": reply.status, "headers": headers}
+            await self._send(start)
+            for piece in reply.body:
+                await self._send_piece(piece)
+            if reply.stream is not None:
+                async for piece in reply.stream:
                     await self._send_piece(piece)
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            if reply.stream is not None:
+                await reply.stream.aclose()
 
     async def _send_piece(self, piece: Bytes) -> None:
         if self.method != "HEAD":
             self.sent += len(piece)
             # The server applies backpressure before the message that follows a body, not during it.
-            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+            body = {"type": "http.response.body", "body": bytes(piece), "more_body": True}
+            await self._send(body)
 
 
 class CallMiddleware:

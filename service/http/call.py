@@ -115,18 +115,17 @@ class Call:
         self,
         context: AppContext,
         method: str,
-        path: str,
         raw_path: bytes,
         query: bytes,
         headers: Headers,
         target: Target,
     ) -> None:
-        """`path` is percent-decoded, `raw_path` is not."""
+        """`raw_path` is percent-encoded; `path` is not."""
         self.started, self.steps = time.perf_counter(), {}
         self.pieces, self.place, self.received, self.complete = [], None, 0, False
         self.context = context
         self.method = method
-        self.path = path
+        self.path = target.path
         self.raw_path = raw_path
         self.query = query
         given = dict(headers)

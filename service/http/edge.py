@@ -17,7 +17,6 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from turbofno.service.http.exchange import CONTINUE, Exchange
-from turbofno.service.http.operations import target_of
 from turbofno.service.http.reception import Reception
 from turbofno.service.settings import env_name
 
@@ -171,21 +170,7 @@ class Edge(HttpToolsProtocol):
         self._header_bytes = 0
         self._arriving = True
         self._stop(self._header_too_slow)
-        if self.url.startswith(b"/"):
-            path, _, query = self.url.partition(b"?")
-        else:
-            # A whole URL, as a proxy gets it.
-            url = httptools.parse_url(self.url)
-            path, query = url.path or b"/", url.query or b""
-        parser, target = self.parser, target_of(path)
-        method = parser.get_method().decode("ascii")
-        chunked = parser.get_http_version() != "1.0"
-        keep_alive = chunked and parser.should_keep_alive()
-        exchange = Exchange(
-            self, method, target.path, path, query, self.headers, target,
-            chunked=chunked, keep_alive=keep_alive,
-        )  # fmt: skip
-        self._begin(exchange)
+        self._begin(Exchange(self))
 
     def on_body(self, body: bytes) -> None:
         self.cycle.take(body)

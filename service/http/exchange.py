@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from turbofno.service.engine.interface import heap_buffer
@@ -14,13 +14,13 @@ from turbofno.service.errors import ServiceError
 from turbofno.service.http.access_log import shown_path
 from turbofno.service.http.call import Bytes, Call, Reply
 from turbofno.service.http.eager_task import EagerTask
-from turbofno.service.http.operations import begin
+from turbofno.service.http.operations import begin, target_of
 from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, problem, stopped
 from turbofno.service.logs import request_id
 from turbofno.service.pipeline.admission import UNCOUNTED
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import Sequence
 
     from turbofno.service.http.edge import Edge
 
@@ -46,12 +46,21 @@ class Exchange(Call):
         "keep_alive", "pieces", "place", "received", "response_complete", "response_started",
     )  # fmt: skip
 
-    def __init__(self, edge: Edge, *request: Any, chunked: bool, keep_alive: bool) -> None:
-        """`request` are the arguments of a Call without its context."""
-        super().__init__(edge.app_context, *request)
+    def __init__(self, edge: Edge) -> None:
+        """The request whose header the connection has received."""
+        parser = edge.parser
+        if edge.url.startswith(b"/"):
+            path, _, query = edge.url.partition(b"?")
+        else:
+            # A whole URL, as a proxy gets it.
+            url = httptools.parse_url(edge.url)
+            path, query = url.path or b"/", url.query or b""
+        method = parser.get_method().decode("ascii")
+        super().__init__(edge.app_context, method, path, query, edge.headers, target_of(path))
         expected = self.headers.get(b"expect")
         self._expects_continue = expected is not None and expected.lower() == b"100-continue"
-        self._start_on(edge, chunked, keep_alive)
+        chunked = parser.get_http_version() != "1.0"
+        self._start_on(edge, chunked, chunked and parser.should_keep_alive())
 
     @classmethod
     def again(cls, edge: Edge, earlier: Exchange, body: memoryview) -> Self:
@@ -229,37 +238,34 @@ class Exchange(Call):
             self._release()
 
     async def _send(self, reply: Reply) -> int:
-        """Send the reply; return the size of its body."""
-        flow, transport = self._edge.flow, self._edge.transport
-        if flow.write_paused:
-            await flow.drain()
-        if self.disconnected:
-            return 0
-        head, body = self._head(reply), self._body(reply)
-        self.response_started = True
-        transport.writelines((head, *body))
-        size = reply.size if body else 0
-        if flow.write_paused:
-            # The reply's bytes are held until the client has read enough of them.
-            await flow.drain()
-        if reply.stream is not None:
-            size += await self._send_stream(reply.stream)
-        if not self.disconnected:
-            self._end()
-        return size
-
-    async def _send_stream(self, stream: AsyncGenerator[Bytes]) -> int:
-        flow, transport = self._edge.flow, self._edge.transport
-        size = 0
-        async with aclosing(stream):
-            async for piece in stream:
-                size += len(piece)
-                transport.writelines(self._chunk(piece))
-                if flow.write_paused:
-                    await flow.drain()
-        if self.chunked:
-            transport.write(b"0\r\n\r\n")
-        return size
+        """Send the reply; return the size of its body. Closes its stream, however far it came."""
+        flow, transport, stream = self._edge.flow, self._edge.transport, reply.stream
+        try:
+            if flow.write_paused:
+                await flow.drain()
+            if self.disconnected:
+                return 0
+            head, body = self._head(reply), self._body(reply)
+            self.response_started = True
+            transport.writelines((head, *body))
+            size = reply.size if body else 0
+            if flow.write_paused:
+                # The reply's bytes are held until the client has read enough of them.
+                await flow.drain()
+            if stream is not None:
+                async for piece in stream:
+                    size += len(piece)
+                    transport.writelines(self._chunk(piece))
+                    if flow.write_paused:
+                        await flow.drain()
+                if self.chunked:
+                    transport.write(b"0\r\n\r\n")
+            if not self.disconnected:
+                self._end()
+            return size
+        finally:
+            if stream is not None:
+                await stream.aclose()
 
     def _chunk(self, piece: Bytes) -> Sequence[Bytes]:
         return (b"%x\r\n" % len(piece), piece, b"\r\n") if self.chunked else (piece,)
@@ -267,6 +273,9 @@ class Exchange(Call):
     def _head(self, reply: Reply) -> bytes:
         """Status line and headers. Values are not checked: none may contain text chosen by a client."""
         edge = self._edge
+        if edge.cycle is self and self.context.admission.draining:
+            # On a connection that it keeps, a client would never get to another instance.
+            self.keep_alive = False
         headers = edge.server_state.default_headers + reply.headers
         headers += self.context.access_log.headers(self)
         if reply.stream is None:

@@ -36,11 +36,7 @@ _WITH_VERBS = [
     *vjp.OPERATIONS,
     *sample_and_solve.OPERATIONS,
 ]
-_OTHERS = [
-    *oip_infer.OPERATIONS,
-    *oip_server.OPERATIONS,
-    *health.OPERATIONS,
-]
+_OTHERS = [*oip_infer.OPERATIONS, *oip_server.OPERATIONS, *health.OPERATIONS]
 _VERBS = ("predict", "rollout", "vjp", "solve")
 _VERB = re.compile(r"/v1/models/[^/]+(?:/versions/[^/]+)?:([^/:]*)")
 _CACHED_BYTES = 256
@@ -140,6 +136,9 @@ def _admit(call: Call) -> Reply | None:
     else:
         given = read_query(call, operation.parameters, hint=operation.hint)
         call.parameters = operation.parse(call, given)
+        if first is not None:
+            # The model was reloaded since.
+            first.served, first.parameters = served, call.parameters
     if first is None:
         call.declared_bytes = declared_size(call)
     try:

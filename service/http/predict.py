@@ -176,9 +176,7 @@ async def read_fields(call: Call, codec: Codec) -> tuple[Fields, Form]:
 
 
 async def read_arrays(
-    call: Call,
-    codec: Codec,
-    decode: Callable[[memoryview, Codec, Served, int], tuple[Fields, T]],
+    call: Call, codec: Codec, decode: Callable[[memoryview, Codec, Served, int], tuple[Fields, T]]
 ) -> tuple[Fields, T]:
     """Read the body and `decode` it into fields, whose bytes the request then holds. Raises as read_body and `decode` do."""
     setting, light = "max_body_bytes", BINARY_BYTES

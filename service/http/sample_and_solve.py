@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 SEEDS = 1 << 20
 _MAX_STEPS = 1000
+_MAX_SECONDS = 1e8
+"""Timers take no more, and messages no infinity, which the setting may be."""
 
 _ERRORS = {
     **errors(400, 401, 406, 408, 413, 415, 422, 503),
@@ -165,7 +167,8 @@ def _sample_job(call: Call, given: Mapping[str, Any], *, steps: int = 0) -> Job:
 def _job(call: Call, **options: Any) -> Job:
     pde = call.served.config.pde
     assert pde is not None
-    return Job(pde.model_dump_json(), call.context.settings.solver_seconds, **options)
+    seconds = min(call.context.settings.solver_seconds, _MAX_SECONDS)
+    return Job(pde.model_dump_json(), seconds, **options)
 
 
 async def _solved(call: Call, job: Job, field: Fields | None = None) -> Fields:

@@ -221,11 +221,7 @@ class _Batch:
 
 
 def _place(
-    part: Slice,
-    rows: Fields,
-    copies: tuple[list[torch.Tensor], list[torch.Tensor]],
-    *,
-    copy: bool,
+    part: Slice, rows: Fields, copies: tuple[list[torch.Tensor], list[torch.Tensor]], *, copy: bool
 ) -> None:
     """Give the outputs of a slice to its ticket, directly or by an entry in `copies`.
 

@@ -29,15 +29,16 @@ async def run(launch: Launch) -> int:
             engine.set_engines(message.peers)
 
     pipe = LivenessPipe(launch, metrics.registry, make_heartbeat=Heartbeat, receive=receive)
-    app = create_app(
-        settings, engine=engine, metrics=metrics, slots=engine.queue, scrape=pipe.scrape
-    )
-    config = server_config(app, settings)
-    server = DrainingServer(
-        config, app.state.context, greet if launch.banner else None, lambda: False
-    )
     try:
+        app = create_app(
+            settings, engine=engine, metrics=metrics, slots=engine.queue, scrape=pipe.scrape
+        )
+        config = server_config(app, settings)
+        server = DrainingServer(
+            config, app.state.context, greet if launch.banner else None, lambda: False
+        )
         await server.serve(sockets=[bind(settings, shared=True)])
     finally:
+        # Before the first heartbeat, if the settings are wrong: the supervisor starts again what has been up.
         pipe.close()
     return 1 if server.force_exit else 0

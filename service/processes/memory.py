@@ -61,12 +61,18 @@ class SlotMemory(_Memory):
     """A front end's memory, allocated in slots. A slot is freed once no array refers to it."""
 
     def __init__(self, size: int) -> None:
+        """Raises ValueError if the machine has no room for it."""
         self._name = f"turbofno-{secrets.token_hex(8)}"
         self._fd = os.memfd_create(self._name)
         weakref.finalize(self, os.close, self._fd)
-        os.ftruncate(self._fd, size)
         self._size = size
-        self._map = mmap.mmap(self._fd, size)
+        try:
+            os.ftruncate(self._fd, size)
+            self._map = mmap.mmap(self._fd, size)
+        except (OSError, OverflowError) as error:
+            raise ValueError(
+                f"there is no room for {size} bytes of shared memory ({error}): lower {env_name('shared_memory_bytes')}"
+            ) from None
         super().__init__(self._map)
         self._free = [(0, size)]
         """(start, stop) in bytes; sorted, never adjacent."""

@@ -334,6 +334,7 @@ class Calls(Exchange):
             content=content,
             headers={"Content-Type": media_type, "Accept": FRAMES},
             params={"steps": steps, "frames": frames, "start": start},
+            stream=True,
         )
         return Rollout(opening, FrameReader(fields))
 

@@ -112,13 +112,18 @@ class _Connection(Generic[HttpT]):
             transport: the httpx transport to use; an async one for `AsyncClient`.
 
         Raises:
-            ValueError: a URL without http:// or https://, timeout <= 0, or retries < 0.
+            ValueError: a URL without http:// or https://, a key that no header can hold, timeout <= 0, or retries < 0.
             OSError: the file of certificates cannot be read.
         """
         if timeout <= 0 or retries < 0:
             raise ValueError(f"expected timeout > 0 and retries >= 0, got {timeout=}, {retries=}")
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"expected a URL that begins with http:// or https://, got {url!r}")
+        if api_key and not (api_key.isascii() and api_key.isprintable()):
+            raise ValueError(
+                "expected an api_key of printable ASCII characters; one that is read from a file may end with a line break "
+                "(key.strip() removes it)"
+            )
         authorization = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._http: HttpT = self._http_class(
             base_url=url,

@@ -73,7 +73,15 @@ class BlowUp(TurboFNOError):
     All usable frames come before this error. `step` is the first unusable step; `reason` is "not_finite" or "energy".
     """
 
-    def __init__(self, message: str, response: httpx.Response, *, step: int, reason: str) -> None:
+    def __init__(
+        self,
+        message: str,
+        response: httpx.Response | None = None,
+        *,
+        step: int = 0,
+        reason: str = "",
+    ) -> None:
+        # All but the message have defaults: a copy is made of that, and gets the attributes then.
         super().__init__(message, response)
         self.step = step
         self.reason = reason

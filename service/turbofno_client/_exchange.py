@@ -41,8 +41,12 @@ class Exchange:
         deadline: float | None = None,
         content: bytes | None = None,
         params: Mapping[str, float | str] | None = None,
+        stream: bool = False,
     ) -> Steps[httpx.Response]:
-        """The response with status 200. Raises TurboFNOError for any other outcome."""
+        """The response with status 200. Raises TurboFNOError for any other outcome.
+
+        The `deadline` of a `stream` is for its start at the server: its bytes may come later.
+        """
         if deadline is not None and math.isnan(deadline):
             raise BadInput("deadline must be a number of seconds, got nan")
         allowed = self._timeout if deadline is None else min(deadline, self._timeout)
@@ -59,7 +63,7 @@ class Exchange:
             outcome = yield self._request(
                 method,
                 path,
-                seconds=remaining,
+                seconds=self._timeout if stream else remaining,
                 content=content,
                 headers={**headers, **limit},
                 params=params or None,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import yaml
@@ -63,6 +67,25 @@ def test_images_are_pinned_and_do_not_run_as_root() -> None:
         assert re.search(r":v?\d+\.\d+\.\d+", image), image
     assert re.search(r"^USER 10001:10001$", text, re.MULTILINE)
     assert re.search(r'^ENTRYPOINT \["turbofno"\]', text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("status", [200, 503])
+def test_the_health_check_asks_the_service_itself_also_where_a_proxy_is_set(status: int) -> None:
+    class Ready(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/readyz" else 404)
+            self.end_headers()
+
+    found = re.search(r"^HEALTHCHECK .*\n +CMD (.+)$", DOCKERFILE.read_text(), re.MULTILINE)
+    assert found is not None
+    python, *arguments = json.loads(found[1])
+    assert python == "python"
+    with HTTPServer(("127.0.0.1", 0), Ready) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        environment = {"TURBOFNO_PORT": str(server.server_port), "http_proxy": "http://127.0.0.1:1"}
+        done = subprocess.run([sys.executable, *arguments], env=os.environ | environment)
+        server.shutdown()
+    assert (done.returncode == 0) == (status == 200)
 
 
 def test_files_mounted_by_compose_exist() -> None:

@@ -163,11 +163,13 @@ def test_warnings_are_issued_by_predict_and_returned_by_predict_detailed() -> No
     assert len(caught) == 2
 
 
-def test_warnings_of_a_rollout_are_issued_with_its_frames() -> None:
-    def record(event: dict[str, object], payload: bytes = b"") -> bytes:
-        text = json.dumps(event).encode()
-        return struct.pack("<II", len(text), len(payload)) + text + payload
+def record(event: dict[str, object], payload: bytes = b"") -> bytes:
+    """A record of a stream of frames."""
+    text = json.dumps(event).encode()
+    return struct.pack("<II", len(text), len(payload)) + text + payload
 
+
+def test_warnings_of_a_rollout_are_issued_with_its_frames() -> None:
     off = {"trust": {"residual": [0.1, 48.6]}, "warnings": ["the residual", "the horizon"]}
     frames = [
         record({"event": "start", "shape": [1, 1, 12]}),
@@ -196,6 +198,22 @@ def test_warnings_of_a_rollout_are_issued_with_its_frames() -> None:
     with pytest.warns(PredictionWarning) as caught:
         assert asyncio.run(ask()) == [(), second.warnings]
     assert [str(one.message) for one in caught] == expected
+
+
+def test_the_deadline_of_a_rollout_is_for_its_start_and_does_not_cut_its_answer() -> None:
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        kind = {"Content-Type": "application/vnd.turbofno.frames"}
+        body = record({"event": "start", "shape": [1, 1, 12]}) + record({"event": "end", "step": 2})
+        return httpx.Response(200, stream=httpx.ByteStream(body), headers=kind)
+
+    with client_for(handler, timeout=50.0) as client:
+        assert not list(client.rollout("m", FIELD, 2, deadline=0.5))
+    (request,) = seen
+    assert 0.0 < float(request.headers["x-deadline-ms"]) <= 500.0
+    assert request.extensions["timeout"]["read"] == 50.0
 
 
 def test_malformed_server_timing_is_ignored() -> None:

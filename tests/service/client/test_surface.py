@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -11,7 +14,7 @@ import pytest
 
 import turbofno_client
 import turbofno_ops
-from turbofno_client import AsyncClient, Client
+from turbofno_client import AsyncClient, BadInput, BlowUp, Client
 
 BOTH = ("predict", "predict_detailed", "vjp", "vjp_detailed", "rollout", "sample", "solve")
 BOTH += ("models", "model", "card", "ready", "wait_ready", "close")
@@ -109,6 +112,25 @@ def test_an_api_key_is_sent_with_every_request() -> None:
             client.models()
             client.ready()
     assert seen == ["Bearer secret"] * 2 + [None] * 2
+
+
+@pytest.mark.parametrize("key", ["secret-of-a-file\n", "secr\u00e9t", "secret\x00"])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(key: str) -> None:
+    with pytest.raises(ValueError, match=r"key\.strip\(\)") as caught:
+        Client("http://test", api_key=key)
+    assert "secr" not in str(caught.value)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_errors_can_be_copied_and_pickled(duplicate: Callable[[Exception], Exception]) -> None:
+    response = httpx.Response(422, json={"detail": "why"}, headers={"x-request-id": "7"})
+    for error in (
+        BadInput("text", response),
+        BlowUp("text", response, step=3, reason="energy"),
+    ):
+        copied = duplicate(error)
+        assert type(copied) is type(error)
+        assert (str(copied), vars(copied)) == ("text", vars(error))
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8080", "localhost", "ftp://host", ""])

@@ -37,6 +37,22 @@ async def test_a_disconnect_drops_pipelined_requests_that_have_not_begun() -> No
 
 
 @in_loop
+async def test_a_draining_service_closes_connections_behind_their_last_reply() -> None:
+    async with listening() as (port, engine, context), connected(port) as (reader, writer):
+        engine.held = True
+        writer.write(raw_request() * 2)
+        await engine.started.wait()
+        context.admission.start_draining()
+        engine.release.set()
+        seen = []
+        for _ in range(2):
+            status, headers, _ = await reply(reader)
+            seen.append((status, headers.get("connection")))
+        assert seen == [(200, None), (503, "close")]
+        assert await reader.read() == b""
+
+
+@in_loop
 async def test_a_disconnect_is_detected_at_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "service.access")
     async with listening() as (port, engine, context), connected(port) as (_, writer):

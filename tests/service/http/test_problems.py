@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from typing import Any
 
 import httpx
@@ -55,7 +56,9 @@ def test_service_error_has_both_forms(error: type[ServiceError]) -> None:
     assert protocol.json() == {"error": "what was wrong"}
 
 
-@pytest.mark.parametrize(("seconds", "header"), [(0.2, "1"), (1.01, "2"), (30.0, "30")])
+@pytest.mark.parametrize(
+    ("seconds", "header"), [(0.2, "1"), (1.01, "2"), (30.0, "30"), (math.inf, "3600")]
+)
 def test_retry_after_is_whole_seconds_rounded_up(seconds: float, header: str) -> None:
     assert ask(QueueFull("full", retry_after=seconds)).headers["retry-after"] == header
     assert "retry-after" not in ask(QueueFull("full")).headers

@@ -18,10 +18,12 @@ import safetensors.numpy
 
 from tests.draws import generator
 from tests.service.http.fake_engine import FakeEngine
+from tests.service.http.live import connected, served
 from tests.service.tiny import rollable_config, tiny_config
 from turbofno.service.app import create_app
 from turbofno.service.errors import BlowUp as ServerBlowUp
 from turbofno.service.errors import QueueFull, Unavailable
+from turbofno.service.http.frame_stream import stream
 from turbofno.service.settings import Settings
 from turbofno_client import AsyncClient, BlowUp, ConnectionFailed, ServerError
 
@@ -255,6 +257,40 @@ def test_a_disconnect_ends_the_rollout_at_once_and_releases_its_bytes(
             assert not any(m.get("more_body") is False for m in sent), "not ended as if complete"
         else:
             assert sent[0]["status"] == 499
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("over_asgi", [False, True])
+def test_a_stream_whose_reply_cannot_begin_is_closed_at_once(
+    over_asgi: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = []
+
+    def kept(*arguments: Any) -> Any:
+        streams.append(stream(*arguments))
+        return streams[-1]
+
+    failures = [RuntimeError("the head of the first reply cannot be made")]
+
+    def fail_once(*_: Any) -> list[Any]:
+        if failures:
+            raise failures.pop()
+        return []
+
+    async def main() -> None:
+        engine = FakeEngine(rollable_config())
+        app = create_app(Settings(port=0), engine=engine)
+        monkeypatch.setattr("turbofno.service.http.rollout.stream", kept)
+        monkeypatch.setattr(app.state.context.access_log, "headers", fail_once)
+        async with served(app, over_asgi=over_asgi) as port, connected(port) as (reader, writer):
+            length = f"Content-Length: {len(npy(FIELDS))}"
+            lines = "Host: localhost", f"Content-Type: {NPY}", f"Accept: {FRAMES}", length
+            head = "\r\n".join([f"POST {PATH}?steps=9 HTTP/1.1", *lines, "", ""])
+            writer.write(head.encode() + npy(FIELDS))
+            await reader.read(1)
+            assert engine.cancelled == 1
+            assert streams[0].ag_frame is None
 
     asyncio.run(main())
 

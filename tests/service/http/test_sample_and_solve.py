@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import math
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -113,6 +114,13 @@ def test_refusals_state_the_reason(method: str, path: str, status: int, words: s
 
 def test_every_accepted_seed_is_a_sample() -> None:
     assert SEEDS == INDEX_LIMIT
+
+
+def test_the_time_limit_may_be_infinite() -> None:
+    async def work(client: httpx.AsyncClient, _: FastAPI) -> None:
+        array(await client.get("/v1/models/burgers/sample"))
+
+    with_app(work, solver_seconds=math.inf)
 
 
 def test_several_fields_are_refused() -> None:

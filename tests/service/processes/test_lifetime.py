@@ -112,6 +112,18 @@ def test_wrong_repository_fails_the_start_with_its_reason(tmp_path: Path) -> Non
     assert any("engine-0" in line and "no model in" in line for line in service.log)
 
 
+@pytest.mark.parametrize("setting", ["api_keys_file", "tls_certificate"])
+def test_a_wrong_setting_of_the_front_ends_fails_the_start(
+    setting: str, repository: Path, tmp_path: Path
+) -> None:
+    with running(repository, **{setting: tmp_path / "missing"}) as service:
+        pids = service.pids()
+        assert service.process.wait(60) == 1
+        assert not alive(pids)
+    assert any("frontend-" in line and "cannot start" in line for line in service.log)
+    assert not any("starting it again" in line for line in service.log)
+
+
 def test_port_in_use_fails_the_start(repository: Path) -> None:
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -115,3 +115,9 @@ def test_descriptor_is_closed_with_the_memory() -> None:
         del memory, attached
     gc.collect()
     assert memory_descriptors() <= before
+
+
+@pytest.mark.parametrize("size", [2**56, 2**80])
+def test_too_much_memory_is_refused_with_its_setting(size: int) -> None:
+    with pytest.raises(ValueError, match="lower TURBOFNO_SHARED_MEMORY_BYTES"):
+        SlotMemory(size)
