@@ -171,3 +171,11 @@ def test_tangents_are_refused(op: Callable[..., torch.Tensor], argument: int) ->
 
     with pytest.raises(NotImplementedError, match="backward mode"):
         torch.func.jvp(run, (given[argument],), (given[argument],))
+
+
+def test_grids_without_points_are_refused() -> None:
+    weight = torch.randn(2, 2, 1, dtype=torch.complex64)
+    with pytest.raises(ValueError, match=r"the input grid \(0,\) holds at most 0"):
+        spectral_conv(torch.randn(1, 2, 0), weight)
+    with pytest.raises(ValueError, match=r"the output grid \(0,\) holds at most 0"):
+        spectral_conv(torch.randn(1, 2, 4), weight, out_size=(0,))
