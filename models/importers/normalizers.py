@@ -81,7 +81,7 @@ def read_normalizer(
     """
     if path.exists() and not path.is_file():
         raise ImportRefused(f"{path} is not a regular file")
-    values = _numbers(_read(path))
+    values = _numbers(_read(path), path)
     found: dict[Side, Scaling] = {}
     owners: dict[Side, str] = {}
     for owner in dict.fromkeys(owner for owner, _ in values):
@@ -167,17 +167,17 @@ def _read(path: Path) -> Any:
     return read_torch_file(path)
 
 
-def _numbers(content: Any) -> dict[tuple[str, str], Tensor]:
+def _numbers(content: Any, file: Path) -> dict[tuple[str, str], Tensor]:
     """Every mean, std, eps, mask, a and b in `content`, by the name of its owner and its own."""
     found = {}
     for count, (path, value) in enumerate(_leaves(content, "", 0)):
         if count == _MAX_LEAVES:
-            raise ImportRefused(f"the normaliser has more than {_MAX_LEAVES:,} entries")
+            raise ImportRefused(f"{file}: the normaliser has more than {_MAX_LEAVES:,} entries")
         owner, _, name = path.rpartition(".")
         match = _NAME.fullmatch(name)
         if match is not None:
             inside = ".".join(filter(None, (owner, match[1])))
-            found[inside, match[2]] = as_tensor(value, path)
+            found[inside, match[2]] = as_tensor(value, f"{file}: {path}")
     return found
 
 
@@ -209,8 +209,10 @@ def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
 def _scaling(values: Mapping[str, Tensor], source: str, eps: float | None) -> Scaling:
     if {"a", "b"} <= set(values):
         # RangeNormalizer: normalised = a * physical + b
-        if (values["a"] == 0).any():
-            raise ImportRefused(f"{source}: a range normaliser must not have a = 0")
+        if (values["a"] <= 0).any():
+            raise ImportRefused(
+                f"{source}: a range normaliser must have a > 0, the smallest is {float(values['a'].min())}"
+            )
         return Scaling(-values["b"] / values["a"], 1 / values["a"], f"{source} (range)")
     if not {"mean", "std"} <= set(values):
         names = ", ".join(name for name in values if name != "assumed_eps")

@@ -116,6 +116,19 @@ def test_flattened_normalisers_of_another_grid_are_refused(tmp_path: Path) -> No
         normalizing(sides, ARCH, (10, 10))
 
 
+def test_range_normalisers_that_cannot_be_inverted_or_fall_are_named(tmp_path: Path) -> None:
+    constant_row, falling = samples(1), RangeNormalizer(samples(1))
+    constant_row[:, 0] = 0
+    falling.a = -falling.a
+    for normalizer, says in (
+        (RangeNormalizer(constant_row), r"x\.pt: a holds NaN or infinite values"),
+        (falling, r"x\.pt: input: a range normaliser must have a > 0, the smallest is -"),
+    ):
+        torch.save(normalizer, tmp_path / "x.pt")
+        with pytest.raises(ImportRefused, match=says):
+            read_normalizer(tmp_path / "x.pt", only="input")
+
+
 def test_a_leading_axis_tells_channels_first_from_channels_last() -> None:
     mean = torch.randn(2, 5, 2).double()
     with pytest.raises(ImportRefused, match="save it with a leading axis of 1"):
