@@ -54,6 +54,14 @@ class PaddedGrid:
             n + before + after for n, (before, after) in zip(self.grid, self.padding, strict=True)
         )
 
+    def refusal(self) -> str | None:
+        """Return the reason why the grid cannot be padded, or None if it can."""
+        for n, pair in zip(self.grid, self.padding, strict=True):
+            most = {"reflect": n - 1, "circular": n}.get(self.mode, max(pair))
+            if max(pair) > most:
+                return f"an axis of {n} points cannot be padded by {max(pair)} in the mode {self.mode!r}, at most by {most}"
+        return None
+
     def pad(self, x: torch.Tensor) -> torch.Tensor:
         """Pad [batch, channels, *grid] to [batch, channels, *padded]."""
         if self.padded == self.grid:
