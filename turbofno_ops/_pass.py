@@ -69,6 +69,10 @@ class PaddedGrid:
         pairs = self.padding
         if self.slab is not None:
             x, pairs = self._pad_rows(x, self.slab), ((0, 0), *pairs[1:])
+        if not x.numel():
+            # a slab without rows; F.pad has no modes for it
+            grid = (n + sum(pair) for n, pair in zip(x.shape[2:], pairs, strict=True))
+            return x.new_empty(*x.shape[:2], *grid)
         # F.pad counts from the last axis
         amounts = [amount for pair in reversed(pairs) for amount in pair]
         return F.pad(x, amounts, mode="constant" if self.mode == "zeros" else self.mode)
