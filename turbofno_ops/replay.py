@@ -36,6 +36,7 @@ _QUERIES = frozenset(
         "stride",
         "is_contiguous",
         "is_complex",
+        "_is_view",
         "is_floating_point",
     }
 )

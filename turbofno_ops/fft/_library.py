@@ -13,7 +13,7 @@ from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
 from torch.library import Library
 
-from turbofno_ops._implementations import add_implementation
+from turbofno_ops._implementations import add_implementation, owned
 from turbofno_ops._modes import column_weights
 from turbofno_ops.fft import _kernels, _torch
 from turbofno_ops.fft._choice import choose, log_fallback
@@ -92,7 +92,7 @@ def _run(x: torch.Tensor, *arguments: Any) -> torch.Tensor:
     y = _torch.run(x, transform)
     result = new_result(x, transform)
     # torch.fft leaves strides that depend on sizes and device; the op promises its own
-    return y if y.stride() == result.stride() and y is not x else result.copy_(y)
+    return owned(y if y.stride() == result.stride() and y is not x else result.copy_(y))
 
 
 def _fake(x: torch.Tensor, *arguments: Any) -> torch.Tensor:
