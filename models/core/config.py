@@ -254,6 +254,17 @@ class Channel(Strict):
     maximum: float | None = Field(default=None, description="no value is above it")
     exclusive_maximum: float | None = Field(default=None, description="every value is below it")
 
+    @model_validator(mode="after")
+    def _some_value_is_allowed(self) -> Self:
+        lowest = [b for b in (self.minimum, self.exclusive_minimum) if b is not None]
+        highest = [b for b in (self.maximum, self.exclusive_maximum) if b is not None]
+        if lowest and highest and max(lowest) > min(highest):
+            raise ValueError(
+                f"channel {self.name!r} allows no value: its minimum {max(lowest):g} is above its maximum "
+                f"{min(highest):g}"
+            )
+        return self
+
     @property
     def quantity(self) -> str:
         """Name and units, for an axis or a colour bar."""
@@ -477,6 +488,13 @@ class ModelConfig(Strict):
             if len(shape) != arch.n_dim:
                 raise ValueError(
                     f"{what} has {len(shape)} axes, but the architecture has {arch.n_dim}"
+                )
+        grid = self.grid
+        for least, points, most in zip(grid.minimum, grid.training, grid.maximum, strict=True):
+            if not least <= points <= most:
+                raise ValueError(
+                    f"grid.training={list(grid.training)} is not between grid.minimum={list(grid.minimum)} and "
+                    f"grid.maximum={list(grid.maximum)}"
                 )
         norm = self.normalization
         if norm is not None:
