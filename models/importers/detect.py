@@ -143,12 +143,11 @@ def _convert(checkpoint: Checkpoint, options: Options) -> Imported:
             return the_well.import_the_well(tensors, settings or {}, options)
         case "neuraloperator":
             return neuraloperator.import_neuraloperator(tensors, settings, options)
-        case "pdebench":
-            return original.import_original(tensors, options, script="pdebench")
-        case "original":
+        case "pdebench" | "original":
             return original.import_original(
                 tensors,
                 options,
+                script="pdebench" if checkpoint.format == "pdebench" else None,
                 padding=checkpoint.padding,
                 activations=checkpoint.activations,
                 norms=checkpoint.norms,
@@ -242,6 +241,8 @@ def _read_torch(
                 activations = original.activations_in(module)
                 norms = original.norms_in(module)
                 padding = original.padding_in(module)
+                if forced is None and original.is_pdebench(module):
+                    found = "pdebench"
     if not isinstance(content, dict):
         raise ImportRefused(f"{path} holds a {_kind(content)}, expected a state dict or a module")
     metadata = content.pop("_metadata", None)

@@ -116,6 +116,11 @@ def activations_in(module: Stub) -> dict[str, str]:
     return found
 
 
+def is_pdebench(module: Stub) -> bool:
+    """True if a pickled module is, or holds, a network of the package pdebench."""
+    return any(part.cls.module.startswith("pdebench.") for part in submodules(module).values())
+
+
 def padding_in(module: Stub) -> Any:
     """The attribute `padding` of the network in a pickled module, which may be a wrapper; None without it."""
     for part in submodules(module).values():

@@ -343,6 +343,8 @@ def _pdebench(checkpoint: Checkpoint, imported: Imported) -> _Original:
         modes,
         checkpoint.tensors,
     )
+    if checkpoint.padding is not None:
+        network.padding = checkpoint.padding
 
     def run(x: Tensor) -> Tensor:
         axes = [(torch.arange(n) + 0.5) / n for n in x.shape[2:]]
