@@ -11,7 +11,7 @@ import math
 import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,13 +46,15 @@ _MAX_LEAVES = 10_000
 class Scaling:
     """Physical = normalised * std + mean; float64, shaped as in the file. `source` names it in messages.
 
-    `assumption` is a sentence about eps, if the file does not contain it.
+    `assumption` is a sentence about eps, if the file does not contain it. `adds_coordinates`: the data processor appends
+    them to what it has normalised.
     """
 
     mean: Tensor
     std: Tensor
     source: str
     assumption: str = ""
+    adds_coordinates: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,8 @@ def read_normalizer(
     """
     if path.exists() and not path.is_file():
         raise ImportRefused(f"{path} is not a regular file")
-    values = _numbers(_read(path), path)
+    content = _read(path)
+    values, adds_coordinates = _numbers(content, path), _adds_coordinates(content, path)
     found: dict[Side, Scaling] = {}
     owners: dict[Side, str] = {}
     for owner in dict.fromkeys(owner for owner, _ in values):
@@ -96,6 +99,7 @@ def read_normalizer(
             continue
         one = {name: value for (its, name), value in values.items() if its == owner}
         scaling = _scaling(one, f"{path}: {owner or side}", eps)
+        scaling = replace(scaling, adds_coordinates=adds_coordinates and side == "input")
         if side in found and not _equal(found[side], scaling):
             raise ImportRefused(
                 f"{path} holds several normalisers for the {side}, {owners[side] or '(without a name)'} and "
@@ -106,6 +110,25 @@ def read_normalizer(
     if not found:
         raise ImportRefused(f"{path} holds no mean and std")
     return found
+
+
+def _adds_coordinates(content: Any, path: Path) -> bool:
+    """True if a pickled data processor of neuraloperator 0.3 appends coordinates to the input."""
+    inside = content.values() if isinstance(content, dict) else ()
+    processors = [one for one in (content, *inside) if isinstance(one, Stub)]
+    if any(one.cls.name == "MGPatchingDataProcessor" for one in processors):
+        raise ImportRefused(
+            f"{path} holds an MGPatchingDataProcessor, which cuts fields into patches: that is not supported. If the "
+            "network takes whole fields, save its normalisers alone"
+        )
+    found = [one.attributes.get("positional_encoding") for one in processors]
+    for encoding in found:
+        ranges = encoding.attributes.get("grid_boundaries") if isinstance(encoding, Stub) else None
+        if ranges is not None and any(tuple(pair) != (0, 1) for pair in ranges):
+            raise ImportRefused(
+                f"{path}: the data processor appends coordinates in the ranges {ranges}; only 0 to 1 is supported"
+            )
+    return any(encoding is not None for encoding in found)
 
 
 def _equal(one: Scaling, other: Scaling) -> bool:
@@ -136,7 +159,18 @@ def normalizing(
         for side in ("input", "output")
     )
     assumptions = tuple(scaling.assumption for scaling in sides.values() if scaling.assumption)
+    if arch.positional_grid == "none" and any(one.adds_coordinates for one in sides.values()):
+        raise ImportRefused(
+            f"{sides['input'].source}: this data processor appends coordinates to the normalised input, so the last "
+            f"{arch.n_dim} of the network's {arch.in_channels} input channels are coordinates. The server can add them: "
+            "--set positional_embedding=grid"
+        )
     counts: dict[Side, int] = {"input": arch.in_channels, "output": arch.out_channels}
+    assumptions += tuple(
+        f"{scaling.source}: its one mean and one std are those of all {counts[side]} channels"
+        for side, scaling in sides.items()
+        if counts[side] > 1 and scaling.mean.numel() == scaling.std.numel() == 1
+    )
     shaped: dict[str, Tensor] = {}
     for side, channels in counts.items():
         given = sides.get(side) or constant((0.0,), (1.0,), side)

@@ -240,7 +240,8 @@ class Network:
         ranges = grid_ranges(self._settings.get("positional_embedding"), self._n_dim)
         in_channels = self._settings.get("in_channels")
         if isinstance(in_channels, int):
-            expected = in_channels + (self._n_dim if ranges else 0)
+            # in 0.3 the data processor appends the coordinates, and in_channels counts them
+            expected = in_channels + (self._n_dim if ranges and not self._old else 0)
             if expected != lifted:
                 raise ImportRefused(
                     f"the lifting has {lifted} input channels, but in_channels={in_channels} and the positional "
