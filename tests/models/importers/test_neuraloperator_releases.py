@@ -51,7 +51,9 @@ def test_coordinates_of_a_data_processor_are_added_by_the_server(tmp_path: Path)
     draw_and_save("0.3.0", tmp_path, 0)
     checkpoint = read_checkpoint(tmp_path / "darcy_state_dict.pt")
     sides = read_normalizer(tmp_path / "darcy_processor.pt")
-    with pytest.raises(ImportRefused, match=r"the last 2 of the network's 3 .*positional_embedding=grid"):
+    with pytest.raises(
+        ImportRefused, match=r"the last 2 of the network's 3 .*positional_embedding=grid"
+    ):
         normalizing(sides, convert(checkpoint, Options()).architecture)
     imported = convert(checkpoint, Options({"positional_embedding": "grid"}))
     scaling = normalizing(sides, imported.architecture)
