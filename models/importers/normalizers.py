@@ -179,13 +179,14 @@ def normalizing(
             if flat and grid is not None and len(grid) == arch.n_dim:
                 tensor = _unflattened(tensor, channels, grid, given.source)
             shaped[f"{side}_{name}"] = _channels_first(tensor, channels, arch.n_dim, given.source)
-    grids = {tuple(tensor.shape[1:]) for tensor in shaped.values()} - {(1,) * arch.n_dim}
-    if not grids:
+    shapes = {tuple(tensor.shape[1:]) for tensor in shaped.values()}
+    points = tuple(map(max, zip(*shapes, strict=True)))
+    if set(points) == {1}:
         values = {name: tuple(tensor.flatten().tolist()) for name, tensor in shaped.items()}
         return Normalizing(Normalization.model_validate(values), None, {}, lines, assumptions)
-    if len(grids) > 1:
-        raise ImportRefused(f"the normalisers have different grids: {sorted(grids)}")
-    (grid,) = grids
+    if any(n not in (1, most) for shape in shapes for n, most in zip(shape, points, strict=True)):
+        raise ImportRefused(f"the normalisers have different grids: {sorted(shapes)}")
+    grid = _completed(points, grid)
     tensors = {name: t.expand(t.shape[0], *grid).contiguous() for name, t in shaped.items()}
     return Normalizing(None, FieldNormalization(grid=grid), tensors, lines, assumptions)
 
@@ -282,6 +283,19 @@ def _about_eps(eps: float, std: Tensor, source: str) -> str:
     )
 
 
+def _completed(points: tuple[int, ...], grid: tuple[int, ...] | None) -> tuple[int, ...]:
+    """The grid of normalisers with these points; along an axis of one point they do not vary."""
+    if 1 not in points:
+        return points
+    fits = grid is not None and len(grid) == len(points)
+    if grid is None or not fits or any(n not in (1, m) for n, m in zip(points, grid, strict=True)):
+        raise ImportRefused(
+            f"the normalisers are on the grid {list(points)} and do not vary along its axes of one point: give the whole "
+            "grid with --grid"
+        )
+    return grid
+
+
 def _unflattened(tensor: Tensor, channels: int, grid: tuple[int, ...], source: str) -> Tensor:
     """A flattened [*grid, channels] as [1, channels, *grid]."""
     expected = math.prod(grid) * channels
@@ -306,6 +320,9 @@ def _channels_first(tensor: Tensor, channels: int, n_dim: int, source: str) -> T
         return tensor.reshape(channels, *flat)
     if channels == 1 and tensor.ndim == n_dim:
         return tensor[None]
+    if n_dim == 3 and tensor.ndim == n_dim and shape[-1] == channels:
+        # fourier_3d: its input is [x, y, earlier times], repeated along the time axis
+        return tensor.movedim(-1, 0)[..., None]
     if tensor.ndim == n_dim + 1:
         first, last = shape[0] == channels, shape[-1] == channels
         if first and last and not leading:
