@@ -62,7 +62,7 @@ def _spectral_conv(
         return _fake_spectral_conv(x, weight, out_size, backend, precision)
     choice = _select(x, weight, out_size, backend, precision)
     if choice.backend == "cuda":
-        return _cuda_layer.layer(x, weight, None, None, "none", out_size, precision)
+        return owned(_cuda_layer.layer(x, weight, None, None, "none", out_size, precision))
     run = _IMPLEMENTATIONS[choice.backend]
     field: torch.Tensor = run.synthesize(
         mix(run.analyze(x, weight.shape[2:]), mode_major(weight)), out_size
@@ -143,7 +143,7 @@ def _fourier_layer(
     size = x.shape[2:]
     choice = _select(x, weight, size, backend, precision)
     if choice.backend == "cuda":
-        return _cuda_layer.layer(x, weight, skip_weight, bias, activation, size, precision)
+        return owned(_cuda_layer.layer(x, weight, skip_weight, bias, activation, size, precision))
     run = _IMPLEMENTATIONS[choice.backend]
     z = mix(run.analyze(x, weight.shape[2:]), mode_major(weight))
     y = skip_and_bias(x, skip_weight, bias, (x.shape[0], weight.shape[1], *size))

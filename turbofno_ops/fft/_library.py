@@ -88,7 +88,7 @@ def _run(x: torch.Tensor, *arguments: Any) -> torch.Tensor:
     choice = choose(x, transform, backend)
     log_fallback(x, choice)
     if choice.backend == "kernels":
-        return _kernels.run(x, transform)
+        return owned(_kernels.run(x, transform))
     y = _torch.run(x, transform)
     result = new_result(x, transform)
     # torch.fft leaves strides that depend on sizes and device; the op promises its own
