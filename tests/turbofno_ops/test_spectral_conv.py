@@ -183,9 +183,9 @@ def test_grids_without_points_are_refused() -> None:
 
 def test_differentiation_by_torch_func_is_refused_with_advice() -> None:
     x, weight = torch.randn(3, 2, 8), torch.randn(2, 2, 3, dtype=torch.complex64)
-    with pytest.raises(NotImplementedError, match="torch.func .* use torch.autograd.grad"):
+    with pytest.raises(NotImplementedError, match=r"torch.func .* use torch.autograd.grad"):
         torch.func.grad(lambda field: spectral_conv(field, weight).sum())(x)
-    with pytest.raises(NotImplementedError, match="torch.func .* use torch.autograd.grad"):
+    with pytest.raises(NotImplementedError, match=r"torch.func .* use torch.autograd.grad"):
         torch.vmap(torch.func.grad(lambda field: spectral_conv(field[None], weight).sum()))(x)
     # not by tensors of the op
     factor = torch.func.grad(lambda f: (f * spectral_conv(x, weight)).sum())(torch.ones(()))
