@@ -59,7 +59,10 @@ class PaddedGrid:
         for n, pair in zip(self.grid, self.padding, strict=True):
             most = {"reflect": n - 1, "circular": n}.get(self.mode, max(pair))
             if max(pair) > most:
-                return f"an axis of {n} points cannot be padded by {max(pair)} in the mode {self.mode!r}, at most by {most}"
+                return (
+                    f"the grid {'x'.join(map(str, self.grid))} has an axis of {n} points, which cannot be padded by "
+                    f"{max(pair)} in the mode {self.mode!r}, at most by {most}"
+                )
         return None
 
     def pad(self, x: torch.Tensor) -> torch.Tensor:
