@@ -274,7 +274,13 @@ class Network:
         kinds = {self._skip_of_layer(prefix, here, i) for i in range(self._n_layers)}
         if len(kinds) != 1:
             raise ImportRefused(f"the layers have different skips: {sorted(kinds)}")
-        return kinds.pop()
+        kind = kinds.pop()
+        asked = self._settings.options.text(argument)
+        if asked is not None and _SKIPS.get(self._settings.get(argument)) != kind:
+            raise ImportRefused(
+                f"{argument}={asked}, but the checkpoint has {kind} skips in {prefix}0"
+            )
+        return kind
 
     def _skip_of_layer(self, prefix: str, here: str, i: int) -> Skip:
         nested = "conv." if f"{prefix}{i}.conv.weight" in self._tensors else ""

@@ -160,3 +160,12 @@ def test_truth_values_are_read_as_in_python_and_json(written: str, tmp_path: Pat
     imported = read_exactly(of(theirs), None, options)
     assert_parity(imported, xs, outputs(theirs, xs))
     refuse(of(theirs), None, "preactivation must be true or false, not 'off'", preactivation="off")
+
+
+def test_a_skip_that_the_tensors_show_may_be_named_but_not_changed() -> None:
+    tensors = of(TheirFNO(**SMALL))
+    options = Options({"fno_skip": "linear", "channel_mlp_skip": "soft-gating"})
+    arch = import_neuraloperator(tensors, None, options).architecture
+    assert (arch.skip, arch.channel_mlp.skip) == ("linear", "soft-gating")
+    says = "fno_skip=identity, but the checkpoint has linear skips in fno_blocks.fno_skips.0"
+    refuse(tensors, None, says, fno_skip="identity")
