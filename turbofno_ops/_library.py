@@ -19,7 +19,7 @@ from turbofno_ops._activations import activate_in_place, activation_gradient
 from turbofno_ops._autocast import uncast, without_autocast
 from turbofno_ops._channels import mix, mode_major, skip_and_bias
 from turbofno_ops._choice import Choice
-from turbofno_ops._implementations import add_implementation
+from turbofno_ops._implementations import add_implementation, owned
 from turbofno_ops._modes import column_weights
 from turbofno_ops.dispatch import choose, choose_for, log_fallback, record
 
@@ -62,12 +62,12 @@ def _spectral_conv(
         return _fake_spectral_conv(x, weight, out_size, backend, precision)
     choice = _select(x, weight, out_size, backend, precision)
     if choice.backend == "cuda":
-        return _cuda_layer.layer(x, weight, None, None, "none", out_size, precision)
+        return owned(_cuda_layer.layer(x, weight, None, None, "none", out_size, precision))
     run = _IMPLEMENTATIONS[choice.backend]
     field: torch.Tensor = run.synthesize(
         mix(run.analyze(x, weight.shape[2:]), mode_major(weight)), out_size
     )
-    return field
+    return owned(field)
 
 
 def _spectral_conv_backward(
@@ -143,12 +143,12 @@ def _fourier_layer(
     size = x.shape[2:]
     choice = _select(x, weight, size, backend, precision)
     if choice.backend == "cuda":
-        return _cuda_layer.layer(x, weight, skip_weight, bias, activation, size, precision)
+        return owned(_cuda_layer.layer(x, weight, skip_weight, bias, activation, size, precision))
     run = _IMPLEMENTATIONS[choice.backend]
     z = mix(run.analyze(x, weight.shape[2:]), mode_major(weight))
     y = skip_and_bias(x, skip_weight, bias, (x.shape[0], weight.shape[1], *size))
     y = run.synthesize(z, size) if y is None else run.synthesize(z, size, onto=y)
-    return activate_in_place(y, activation)
+    return owned(activate_in_place(y, activation))
 
 
 def _fake_spectral_conv(

@@ -54,4 +54,5 @@ def column_weights(
 def axis_limits(size: Sequence[int]) -> tuple[int, ...]:
     """Return the most frequencies per axis that a grid holds: its size, but size//2 + 1 on the last axis."""
     *others, last = size
-    return (*others, last // 2 + 1)
+    # an axis without points holds none
+    return (*others, min(last, last // 2 + 1))

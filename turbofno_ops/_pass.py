@@ -54,6 +54,17 @@ class PaddedGrid:
             n + before + after for n, (before, after) in zip(self.grid, self.padding, strict=True)
         )
 
+    def refusal(self) -> str | None:
+        """Return the reason why the grid cannot be padded, or None if it can."""
+        for n, pair in zip(self.grid, self.padding, strict=True):
+            most = {"reflect": n - 1, "circular": n}.get(self.mode, max(pair))
+            if max(pair) > most:
+                return (
+                    f"the grid {'x'.join(map(str, self.grid))} has an axis of {n} points, which cannot be padded by "
+                    f"{max(pair)} in the mode {self.mode!r}, at most by {most}"
+                )
+        return None
+
     def pad(self, x: torch.Tensor) -> torch.Tensor:
         """Pad [batch, channels, *grid] to [batch, channels, *padded]."""
         if self.padded == self.grid:
@@ -61,6 +72,10 @@ class PaddedGrid:
         pairs = self.padding
         if self.slab is not None:
             x, pairs = self._pad_rows(x, self.slab), ((0, 0), *pairs[1:])
+        if not x.numel():
+            # a slab without rows; F.pad has no modes for it
+            grid = (n + sum(pair) for n, pair in zip(x.shape[2:], pairs, strict=True))
+            return x.new_empty(*x.shape[:2], *grid)
         # F.pad counts from the last axis
         amounts = [amount for pair in reversed(pairs) for amount in pair]
         return F.pad(x, amounts, mode="constant" if self.mode == "zeros" else self.mode)

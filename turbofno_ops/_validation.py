@@ -105,13 +105,26 @@ def check_skip_and_bias(
             raise ValueError(f"{op}: {name} is on {tensor.device} but x on {x.device}; move it")
 
 
-def check_no_tangents(op: str, *tensors: torch.Tensor | None) -> None:
-    """Raise NotImplementedError if a tensor has a forward-mode tangent: the registered op would drop it silently."""
-    if forward_ad._current_level < 0:
-        return
-    for tensor in tensors:
-        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
-            raise NotImplementedError(
-                f"{op} has no forward-mode derivative (torch.func.jvp, torch.autograd.forward_ad); use backward mode, "
-                "as in torch.autograd.grad"
-            )
+def check_differentiation(op: str, *tensors: torch.Tensor | None) -> None:
+    """Refuse the kinds of differentiation that registered ops do not support.
+
+    Raises:
+        NotImplementedError: A tensor has a forward-mode tangent, which the op would drop silently, or is differentiated by
+            torch.func, whose own error does not say what to do.
+    """
+    given = [tensor for tensor in tensors if tensor is not None]
+    if forward_ad._current_level >= 0 and any(
+        forward_ad.unpack_dual(tensor).tangent is not None for tensor in given
+    ):
+        raise NotImplementedError(
+            f"{op} has no forward-mode derivative (torch.func.jvp, torch.autograd.forward_ad); use backward mode, "
+            "as in torch.autograd.grad"
+        )
+    if torch._C._are_functorch_transforms_active() and any(
+        torch._C._functorch.is_gradtrackingtensor(tensor) and tensor.requires_grad
+        for tensor in given
+    ):
+        raise NotImplementedError(
+            f"{op} cannot be differentiated by torch.func (grad, vjp, jacrev); use torch.autograd.grad, or "
+            "torch.autograd.functional.jacobian"
+        )

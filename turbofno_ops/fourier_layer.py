@@ -8,9 +8,9 @@ from turbofno_ops import _library  # noqa: F401  registers torch.ops.turbofno
 from turbofno_ops._activations import parse_activation
 from turbofno_ops._validation import (
     check_backend,
+    check_differentiation,
     check_field_and_weight,
     check_modes_fit,
-    check_no_tangents,
     check_precision,
     check_skip_and_bias,
 )
@@ -47,7 +47,8 @@ def fourier_layer(
         TypeError: Unsupported or mismatched dtypes.
         ValueError: Shapes or devices that do not fit, a grid too small for the kept modes, an unknown name, or 'cuda' for
             a layer that the kernels do not support.
-        NotImplementedError: A tensor has a tangent of forward-mode differentiation.
+        NotImplementedError: A tensor has a tangent of forward-mode differentiation, or is
+            differentiated by torch.func.
 
     Example:
         >>> x = torch.randn(2, 32, 64, 64)
@@ -66,7 +67,7 @@ def fourier_layer(
     except ValueError as error:
         raise ValueError(f"{op}: {error}") from None
     check_skip_and_bias(op, x, weight, skip_weight, bias)
-    check_no_tangents(op, x, weight, skip_weight, bias)
+    check_differentiation(op, x, weight, skip_weight, bias)
     result: torch.Tensor = torch.ops.turbofno.fourier_layer(
         x, weight, skip_weight, bias, activation, backend, precision
     )

@@ -136,6 +136,9 @@ class CompiledChain:
         if chain.grid not in (None, size):
             return _GridCheck(f"its normalisation is a field on another grid than {grid}")
         padded_grid = PaddedGrid.of(chain, size)
+        unpadded = padded_grid.refusal()
+        if unpadded is not None:
+            return _GridCheck(unpadded)
         on_grid = mixes_on_grid(chain, padded_grid.padded, shapes_only=True)
         if not all(_holds_modes(product) for product in on_grid):
             return _GridCheck(f"the grid {grid} does not hold the network's modes")

@@ -11,7 +11,7 @@ arguments, not constants, so that they are not copied.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +36,7 @@ _QUERIES = frozenset(
         "stride",
         "is_contiguous",
         "is_complex",
+        "_is_view",
         "is_floating_point",
     }
 )
@@ -66,6 +67,7 @@ class Replay:
     """
 
     def __init__(self, function: Function, examples: Sequence[torch.Tensor]) -> None:
+        self._expected = [(example.shape, example.dtype) for example in examples]
         with torch.inference_mode():
             # warm-up, so that tables made at the first call are not recorded
             function(*examples)
@@ -77,7 +79,7 @@ class Replay:
             self._function, self._unit = _compile(recorder, results, examples, self._constants)
             for _ in range(_WARM_RUNS):
                 self(*examples)
-            others = [torch.randn_like(example) for example in examples]
+            others = [_other(example) for example in examples]
             pairs = zip(self(*others), function(*others), strict=True)
             if not all(_bitwise_equal(ours, theirs) for ours, theirs in pairs):
                 raise Unrecordable(
@@ -85,7 +87,17 @@ class Replay:
                 )
 
     def __call__(self, *inputs: torch.Tensor) -> Tensors:
-        """Return the function's result. Call it in inference mode only."""
+        """Return the function's result. Call it in inference mode only.
+
+        Raises:
+            ValueError: Inputs of other shapes or dtypes than the examples.
+        """
+        # sizes are constants of the recorded calls, so other shapes may give wrong results
+        if [(x.shape, x.dtype) for x in inputs] != self._expected:
+            raise ValueError(
+                f"the function was recorded for {_described(self._expected)}, got "
+                f"{_described((x.shape, x.dtype) for x in inputs)}; record another Replay for these"
+            )
         results: Tensors = self._function(*inputs, *self._constants)
         if self._choice is not None:
             record(self._choice)
@@ -217,6 +229,17 @@ def _map_nested(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, dict):
         return {name: _map_nested(one, kind, change) for name, one in value.items()}
     return value
+
+
+def _other(example: torch.Tensor) -> torch.Tensor:
+    """Return another input; the same numbers if they are integers or booleans, which may be indices or masks."""
+    if example.is_floating_point() or example.is_complex():
+        return torch.randn_like(example)
+    return example.clone()
+
+
+def _described(tensors: Iterable[tuple[torch.Size, torch.dtype]]) -> str:
+    return ", ".join(f"{list(shape)} of {dtype}" for shape, dtype in tensors) or "no tensors"
 
 
 def _bitwise_equal(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -9,9 +9,9 @@ import torch
 from turbofno_ops import _library  # noqa: F401  registers torch.ops.turbofno
 from turbofno_ops._validation import (
     check_backend,
+    check_differentiation,
     check_field_and_weight,
     check_modes_fit,
-    check_no_tangents,
     check_precision,
 )
 
@@ -52,7 +52,8 @@ def spectral_conv(
         TypeError: Unsupported or mismatched dtypes.
         ValueError: Shapes or devices that do not fit, a grid too small for the kept modes, an unknown backend or
             precision, or 'cuda' for a layer that the kernels do not support.
-        NotImplementedError: x or weight has a tangent of forward-mode differentiation.
+        NotImplementedError: x or weight has a tangent of forward-mode differentiation, or is
+            differentiated by torch.func.
 
     Example:
         >>> x = torch.randn(4, 8, 85, 64)
@@ -71,6 +72,6 @@ def spectral_conv(
         )
     check_modes_fit("spectral_conv", weight.shape[2:], size, "the input grid")
     check_modes_fit("spectral_conv", weight.shape[2:], target, "the output grid")
-    check_no_tangents("spectral_conv", x, weight)
+    check_differentiation("spectral_conv", x, weight)
     result: torch.Tensor = torch.ops.turbofno.spectral_conv(x, weight, target, backend, precision)
     return result

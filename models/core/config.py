@@ -70,6 +70,21 @@ class DomainPadding(Strict):
             raise ValueError(f"domain_padding must not be negative, got {list(given[0])}")
         return self
 
+    def fewest(self, least: int, axis: int) -> int:
+        """The fewest points of an axis that are `least` points or more once padded."""
+        sides = 2 if self.sides == "both" else 1
+        if self.points is not None:
+            amount = self.points[axis]
+            # what is reflected or repeated must be there
+            copied = {"reflect": amount + 1, "circular": amount}.get(self.mode, 1)
+            return max(1, copied, least - sides * amount)
+        assert self.fraction is not None
+        share = sides * self.fraction[axis]
+        points = max(1, math.ceil((least - sides / 2) / (1 + share)))
+        while points + sides * round(self.fraction[axis] * points) < least:
+            points += 1
+        return points
+
 
 def _before_scaling(count: int, scale: float) -> int:
     """The smallest n with round(n * scale) >= count, capped at 2^53."""
@@ -137,6 +152,14 @@ class FNOArchitecture(Strict):
             for axis, (least, scale) in enumerate(zip(self._holding_modes(), scales, strict=True)):
                 needed[axis] = max(least, _before_scaling(needed[axis], scale))
         return tuple(needed)
+
+    @property
+    def smallest_input(self) -> tuple[int, ...]:
+        """Fewest points of each axis that hold the kept modes once padded, and that the padding can be taken from."""
+        padding = self.domain_padding
+        if padding is None:
+            return self.smallest_grid
+        return tuple(padding.fewest(least, axis) for axis, least in enumerate(self.smallest_grid))
 
     def _holding_modes(self) -> tuple[int, ...]:
         *others, last = self.modes
@@ -230,6 +253,17 @@ class Channel(Strict):
     exclusive_minimum: float | None = Field(default=None, description="every value is above it")
     maximum: float | None = Field(default=None, description="no value is above it")
     exclusive_maximum: float | None = Field(default=None, description="every value is below it")
+
+    @model_validator(mode="after")
+    def _some_value_is_allowed(self) -> Self:
+        lowest = [b for b in (self.minimum, self.exclusive_minimum) if b is not None]
+        highest = [b for b in (self.maximum, self.exclusive_maximum) if b is not None]
+        if lowest and highest and max(lowest) > min(highest):
+            raise ValueError(
+                f"channel {self.name!r} allows no value: its minimum {max(lowest):g} is above its maximum "
+                f"{min(highest):g}"
+            )
+        return self
 
     @property
     def quantity(self) -> str:
@@ -454,6 +488,13 @@ class ModelConfig(Strict):
             if len(shape) != arch.n_dim:
                 raise ValueError(
                     f"{what} has {len(shape)} axes, but the architecture has {arch.n_dim}"
+                )
+        grid = self.grid
+        for least, points, most in zip(grid.minimum, grid.training, grid.maximum, strict=True):
+            if not least <= points <= most:
+                raise ValueError(
+                    f"grid.training={list(grid.training)} is not between grid.minimum={list(grid.minimum)} and "
+                    f"grid.maximum={list(grid.maximum)}"
                 )
         norm = self.normalization
         if norm is not None:

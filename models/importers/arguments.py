@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import get_args
 
@@ -62,9 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _floats(text: str) -> tuple[float, ...]:
     try:
-        return tuple(float(part) for part in text.split(","))
+        numbers = tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected numbers like 0.5,-3, not {text!r}") from None
+        numbers = ()
+    if not numbers or not all(map(math.isfinite, numbers)):
+        raise argparse.ArgumentTypeError(f"expected numbers like 0.5,-3, not {text!r}")
+    return numbers
 
 
 def _sizes(text: str) -> tuple[int, ...]:

@@ -206,7 +206,7 @@ def _grid(
         raise ImportRefused(f"--grid has {len(training)} axes, but the network has {n}")
     if any(points < least for points, least in zip(training, smallest, strict=True)):
         raise ImportRefused(
-            f"--grid {list(training)} is too small: the network's modes need at least {list(smallest)} points"
+            f"--grid {list(training)} is too small: the network needs at least {list(smallest)} points for its modes and its padding"
         )
     largest = tuple(max(_LARGEST_GRID[n], points) for points in training)
     return GridSpec.model_validate(
@@ -215,7 +215,7 @@ def _grid(
 
 
 def _smallest(arch: FNOArchitecture) -> tuple[int, ...]:
-    """Fewest points along each axis: enough for the modes, less the points that padding adds."""
+    """`arch.smallest_input`, refused if its padding or scaling would fill the memory."""
     padding = arch.domain_padding
     points = (padding.points if padding else None) or (0,) * arch.n_dim
     shares = (padding.fraction if padding else None) or (0.0,)
@@ -225,10 +225,7 @@ def _smallest(arch: FNOArchitecture) -> tuple[int, ...]:
             f"domain padding of {max(points):,} points or {max(shares):g} of the grid, or grids scaled by "
             f"{max(factors, default=1):g}; the limits are {_LARGEST_PADDING:,} points and {_LARGEST_SHARE:g}"
         )
-    both = 2 if padding and padding.sides == "both" else 1
-    return tuple(
-        max(1, least - both * pad) for least, pad in zip(arch.smallest_grid, points, strict=True)
-    )
+    return arch.smallest_input
 
 
 def _eps(given: str | None, arguments: argparse.Namespace) -> float | None:

@@ -56,7 +56,7 @@ class Checkpoint:
     """The content of a foreign checkpoint.
 
     `settings` are the constructor's arguments, if they are known; `metadata` is PhysicsNeMo's metadata.json;
-    `padding` and `activations` come from a pickled module of the original scripts.
+    `padding`, `activations` and `norms` come from a pickled module of the original scripts.
     """
 
     format: Format
@@ -64,8 +64,9 @@ class Checkpoint:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     settings: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
-    padding: int | None = None
+    padding: Any = None
     activations: dict[str, str] = field(default_factory=dict)
+    norms: dict[original.Norm, set[float]] | None = None
     read_from: tuple[str, ...] = ()
 
 
@@ -142,11 +143,14 @@ def _convert(checkpoint: Checkpoint, options: Options) -> Imported:
             return the_well.import_the_well(tensors, settings or {}, options)
         case "neuraloperator":
             return neuraloperator.import_neuraloperator(tensors, settings, options)
-        case "pdebench":
-            return original.import_original(tensors, options, script="pdebench")
-        case "original":
+        case "pdebench" | "original":
             return original.import_original(
-                tensors, options, padding=checkpoint.padding, activations=checkpoint.activations
+                tensors,
+                options,
+                script="pdebench" if checkpoint.format == "pdebench" else None,
+                padding=checkpoint.padding,
+                activations=checkpoint.activations,
+                norms=checkpoint.norms,
             )
 
 
@@ -225,17 +229,20 @@ def _read_torch(
     content, inside = _unwrapped(content)
     if inside:
         read_from.append(f"entry {inside}")
-    padding: int | None = None
+    padding: Any = None
     activations: dict[str, str] = {}
+    norms: dict[original.Norm, set[float]] | None = None
     if isinstance(content, Stub) and "_modules" in content.attributes:
         read_from.append(f"a pickled {content.cls.qualified}, read without running code")
-        given = content.attributes.get("padding")
-        padding = given if isinstance(given, int) else None
         module, content = content, module_state(content)
         with _refusing_inconsistency(path):
             settings = neuraloperator.settings_of(module) or settings
             if original.recognises(content):
                 activations = original.activations_in(module)
+                norms = original.norms_in(module)
+                padding = original.padding_in(module)
+                if forced is None and original.is_pdebench(module):
+                    found = "pdebench"
     if not isinstance(content, dict):
         raise ImportRefused(f"{path} holds a {_kind(content)}, expected a state dict or a module")
     metadata = content.pop("_metadata", None)
@@ -259,7 +266,7 @@ def _read_torch(
     if found == "pdebench" and not original.recognises(content):
         found = None
     checkpoint = _from_tensors(path, content, settings, found, tuple(read_from))
-    return replace(checkpoint, padding=padding, activations=activations)
+    return replace(checkpoint, padding=padding, activations=activations, norms=norms)
 
 
 def _unwrapped(content: Any) -> tuple[Any, str]:

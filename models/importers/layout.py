@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from turbofno.models.importers.refusal import ImportRefused
+
+# Buffers of torch.optim.swa_utils.AveragedModel.
+_OF_WRAPPERS = {"n_averaged"}
 
 
 class Tensors:
@@ -130,28 +133,21 @@ def corner_count(n_dim: int) -> int:
     return 1 << (n_dim - 1)
 
 
-def strip_wrapper_prefixes(
-    tensors: Mapping[str, Tensor], prefixes: Iterable[str]
-) -> dict[str, Tensor]:
-    """Return the tensors without prefixes that every key has, such as the `module.` of DataParallel."""
-    result = dict(tensors)
-    changed = True
-    while changed:
-        changed = False
-        for prefix in prefixes:
-            if result and all(key.startswith(prefix) for key in result):
-                result = {key.removeprefix(prefix): tensor for key, tensor in result.items()}
-                changed = True
-    return result
+def inside_wrapper(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors of a network that was saved inside another module, such as DataParallel, without the prefix.
+
+    Raises:
+        ImportRefused: the file also has other tensors.
+    """
+    outside = [k for k in tensors if not k.startswith(prefix) and k not in _OF_WRAPPERS]
+    if outside:
+        raise ImportRefused(
+            f"the network's keys begin with {prefix!r}, and the file also has {', '.join(outside[:5])}: save the "
+            "network alone, torch.save(network.state_dict(), path)"
+        )
+    return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
 
 
-def fold_batch_norm(
-    weight: Tensor, skip: Tensor, bias: Tensor, scale: Tensor, shift: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Fold a batch norm, scale * layer + shift per channel, into the layer's spectral weight, skip weight and bias; float64."""
-    scale = scale.double()
-    return (
-        weight.to(torch.complex128) * scale.view(-1, *[1] * (weight.ndim - 2)),
-        skip.double() * scale[:, None],
-        bias.double() * scale + shift.double(),
-    )
+def fold_scale(weight: Tensor, bias: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Fold a factor per output channel into a linear map [c_out, c_in] and its bias; float64."""
+    return weight.double() * scale[:, None], bias.double() * scale

@@ -11,7 +11,7 @@ import math
 import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,13 +46,15 @@ _MAX_LEAVES = 10_000
 class Scaling:
     """Physical = normalised * std + mean; float64, shaped as in the file. `source` names it in messages.
 
-    `assumption` is a sentence about eps, if the file does not contain it.
+    `assumption` is a sentence about eps, if the file does not contain it. `adds_coordinates`: the data processor appends
+    them to what it has normalised.
     """
 
     mean: Tensor
     std: Tensor
     source: str
     assumption: str = ""
+    adds_coordinates: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,8 @@ def read_normalizer(
     """
     if path.exists() and not path.is_file():
         raise ImportRefused(f"{path} is not a regular file")
-    values = _numbers(_read(path))
+    content = _read(path)
+    values, adds_coordinates = _numbers(content, path), _adds_coordinates(content, path)
     found: dict[Side, Scaling] = {}
     owners: dict[Side, str] = {}
     for owner in dict.fromkeys(owner for owner, _ in values):
@@ -96,6 +99,7 @@ def read_normalizer(
             continue
         one = {name: value for (its, name), value in values.items() if its == owner}
         scaling = _scaling(one, f"{path}: {owner or side}", eps)
+        scaling = replace(scaling, adds_coordinates=adds_coordinates and side == "input")
         if side in found and not _equal(found[side], scaling):
             raise ImportRefused(
                 f"{path} holds several normalisers for the {side}, {owners[side] or '(without a name)'} and "
@@ -106,6 +110,25 @@ def read_normalizer(
     if not found:
         raise ImportRefused(f"{path} holds no mean and std")
     return found
+
+
+def _adds_coordinates(content: Any, path: Path) -> bool:
+    """True if a pickled data processor of neuraloperator 0.3 appends coordinates to the input."""
+    inside = content.values() if isinstance(content, dict) else ()
+    processors = [one for one in (content, *inside) if isinstance(one, Stub)]
+    if any(one.cls.name == "MGPatchingDataProcessor" for one in processors):
+        raise ImportRefused(
+            f"{path} holds an MGPatchingDataProcessor, which cuts fields into patches: that is not supported. If the "
+            "network takes whole fields, save its normalisers alone"
+        )
+    found = [one.attributes.get("positional_encoding") for one in processors]
+    for encoding in found:
+        ranges = encoding.attributes.get("grid_boundaries") if isinstance(encoding, Stub) else None
+        if ranges is not None and any(tuple(pair) != (0, 1) for pair in ranges):
+            raise ImportRefused(
+                f"{path}: the data processor appends coordinates in the ranges {ranges}; only 0 to 1 is supported"
+            )
+    return any(encoding is not None for encoding in found)
 
 
 def _equal(one: Scaling, other: Scaling) -> bool:
@@ -136,7 +159,18 @@ def normalizing(
         for side in ("input", "output")
     )
     assumptions = tuple(scaling.assumption for scaling in sides.values() if scaling.assumption)
+    if arch.positional_grid == "none" and any(one.adds_coordinates for one in sides.values()):
+        raise ImportRefused(
+            f"{sides['input'].source}: this data processor appends coordinates to the normalised input, so the last "
+            f"{arch.n_dim} of the network's {arch.in_channels} input channels are coordinates. The server can add them: "
+            "--set positional_embedding=grid"
+        )
     counts: dict[Side, int] = {"input": arch.in_channels, "output": arch.out_channels}
+    assumptions += tuple(
+        f"{scaling.source}: its one mean and one std are those of all {counts[side]} channels"
+        for side, scaling in sides.items()
+        if counts[side] > 1 and scaling.mean.numel() == scaling.std.numel() == 1
+    )
     shaped: dict[str, Tensor] = {}
     for side, channels in counts.items():
         given = sides.get(side) or constant((0.0,), (1.0,), side)
@@ -145,13 +179,14 @@ def normalizing(
             if flat and grid is not None and len(grid) == arch.n_dim:
                 tensor = _unflattened(tensor, channels, grid, given.source)
             shaped[f"{side}_{name}"] = _channels_first(tensor, channels, arch.n_dim, given.source)
-    grids = {tuple(tensor.shape[1:]) for tensor in shaped.values()} - {(1,) * arch.n_dim}
-    if not grids:
+    shapes = {tuple(tensor.shape[1:]) for tensor in shaped.values()}
+    points = tuple(map(max, zip(*shapes, strict=True)))
+    if set(points) == {1}:
         values = {name: tuple(tensor.flatten().tolist()) for name, tensor in shaped.items()}
         return Normalizing(Normalization.model_validate(values), None, {}, lines, assumptions)
-    if len(grids) > 1:
-        raise ImportRefused(f"the normalisers have different grids: {sorted(grids)}")
-    (grid,) = grids
+    if any(n not in (1, most) for shape in shapes for n, most in zip(shape, points, strict=True)):
+        raise ImportRefused(f"the normalisers have different grids: {sorted(shapes)}")
+    grid = _completed(points, grid)
     tensors = {name: t.expand(t.shape[0], *grid).contiguous() for name, t in shaped.items()}
     return Normalizing(None, FieldNormalization(grid=grid), tensors, lines, assumptions)
 
@@ -167,17 +202,17 @@ def _read(path: Path) -> Any:
     return read_torch_file(path)
 
 
-def _numbers(content: Any) -> dict[tuple[str, str], Tensor]:
+def _numbers(content: Any, file: Path) -> dict[tuple[str, str], Tensor]:
     """Every mean, std, eps, mask, a and b in `content`, by the name of its owner and its own."""
     found = {}
     for count, (path, value) in enumerate(_leaves(content, "", 0)):
         if count == _MAX_LEAVES:
-            raise ImportRefused(f"the normaliser has more than {_MAX_LEAVES:,} entries")
+            raise ImportRefused(f"{file}: the normaliser has more than {_MAX_LEAVES:,} entries")
         owner, _, name = path.rpartition(".")
         match = _NAME.fullmatch(name)
         if match is not None:
             inside = ".".join(filter(None, (owner, match[1])))
-            found[inside, match[2]] = as_tensor(value, path)
+            found[inside, match[2]] = as_tensor(value, f"{file}: {path}")
     return found
 
 
@@ -209,8 +244,10 @@ def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
 def _scaling(values: Mapping[str, Tensor], source: str, eps: float | None) -> Scaling:
     if {"a", "b"} <= set(values):
         # RangeNormalizer: normalised = a * physical + b
-        if (values["a"] == 0).any():
-            raise ImportRefused(f"{source}: a range normaliser must not have a = 0")
+        if (values["a"] <= 0).any():
+            raise ImportRefused(
+                f"{source}: a range normaliser must have a > 0, the smallest is {float(values['a'].min())}"
+            )
         return Scaling(-values["b"] / values["a"], 1 / values["a"], f"{source} (range)")
     if not {"mean", "std"} <= set(values):
         names = ", ".join(name for name in values if name != "assumed_eps")
@@ -246,6 +283,19 @@ def _about_eps(eps: float, std: Tensor, source: str) -> str:
     )
 
 
+def _completed(points: tuple[int, ...], grid: tuple[int, ...] | None) -> tuple[int, ...]:
+    """The grid of normalisers with these points; along an axis of one point they do not vary."""
+    if 1 not in points:
+        return points
+    fits = grid is not None and len(grid) == len(points)
+    if grid is None or not fits or any(n not in (1, m) for n, m in zip(points, grid, strict=True)):
+        raise ImportRefused(
+            f"the normalisers are on the grid {list(points)} and do not vary along its axes of one point: give the whole "
+            "grid with --grid"
+        )
+    return grid
+
+
 def _unflattened(tensor: Tensor, channels: int, grid: tuple[int, ...], source: str) -> Tensor:
     """A flattened [*grid, channels] as [1, channels, *grid]."""
     expected = math.prod(grid) * channels
@@ -270,6 +320,9 @@ def _channels_first(tensor: Tensor, channels: int, n_dim: int, source: str) -> T
         return tensor.reshape(channels, *flat)
     if channels == 1 and tensor.ndim == n_dim:
         return tensor[None]
+    if n_dim == 3 and tensor.ndim == n_dim and shape[-1] == channels:
+        # fourier_3d: its input is [x, y, earlier times], repeated along the time axis
+        return tensor.movedim(-1, 0)[..., None]
     if tensor.ndim == n_dim + 1:
         first, last = shape[0] == channels, shape[-1] == channels
         if first and last and not leading:

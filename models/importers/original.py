@@ -33,9 +33,9 @@ from turbofno.models.importers.layout import (
     Tensors,
     as_complex,
     corner_count,
-    fold_batch_norm,
+    fold_scale,
+    inside_wrapper,
     join_corners,
-    strip_wrapper_prefixes,
 )
 from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.result import Imported, Options
@@ -47,7 +47,6 @@ Grid = Literal["endpoints", "periodic", "cell-centres", "none"]
 Layout = Literal["in-out", "out-in"]
 Script = Literal["fourier_1d", "fourier_2d", "fourier_2d_time", "fourier_3d", "pdebench"]
 
-_WRAPPERS = ("module.", "_orig_mod.", "model.", "net.", "fno.")
 _SUPPORTED = (
     "fc0, fc1, fc2 or p, q; conv{i}.weights{k}; w{i}; mlp{i}.mlp1, mlp{i}.mlp2; bn{i} "
     "of the original scripts"
@@ -58,7 +57,7 @@ _POSITIONS: dict[Grid, Positions] = {
     "cell-centres": "cell_centres",
     "none": "none",
 }
-_BATCH_NORM_EPS = 1e-5
+_NORM_EPS = 1e-5
 _FUNCTIONS = {name.lower() for name in torch.nn.modules.activation.__all__} | {"sin", "cos"}
 _IN_AN_MLP = re.compile(r"(.*\.)?(mlp\d+|q)\.")
 
@@ -117,6 +116,30 @@ def activations_in(module: Stub) -> dict[str, str]:
     return found
 
 
+def is_pdebench(module: Stub) -> bool:
+    """True if a pickled module is, or holds, a network of the package pdebench."""
+    return any(part.cls.module.startswith("pdebench.") for part in submodules(module).values())
+
+
+def padding_in(module: Stub) -> Any:
+    """The attribute `padding` of the network in a pickled module, which may be a wrapper; None without it."""
+    for part in submodules(module).values():
+        if {"fc0", "p"} & set(part.attributes.get("_modules") or ()):
+            return part.attributes.get("padding")
+    return None
+
+
+def norms_in(module: Stub) -> dict[Norm, set[float]]:
+    """The eps of the norms that a pickled module holds, by kind."""
+    found: dict[Norm, set[float]] = {"batch": set(), "instance": set()}
+    for part in submodules(module).values():
+        name = re.fullmatch(r"(Batch|Instance)Norm[123]d", part.cls.name)
+        if name is not None and part.cls.module.startswith("torch."):
+            kind: Norm = "batch" if name[1] == "Batch" else "instance"
+            found[kind].add(part.attributes.get("eps", _NORM_EPS))
+    return found
+
+
 def _described(value: Stub, name: str) -> str:
     """Our name of an activation with arguments, or one that is refused, if no setting replaces it."""
     try:
@@ -136,41 +159,58 @@ def import_original(
     options: Options,
     *,
     script: Script | None = None,
-    padding: int | None = None,
+    padding: Any = None,
     activations: Mapping[str, str] | None = None,
+    norms: Mapping[Norm, Collection[float]] | None = None,
 ) -> Imported:
     """Convert a network of the original scripts.
 
     Args:
-        tensors: its state dict; prefixes such as `module.` are removed.
+        tensors: its state dict; a prefix of all keys, such as `module.`, is removed.
         options: overrides of the recipe.
         script: the script whose recipe applies; None: chosen by the shapes.
         padding: the attribute `padding` of a pickled module.
         activations: the activations that a pickled module holds, by dotted path.
+        norms: the eps of the norms that a pickled module holds, by kind; None: without a module.
 
     Raises:
         ImportRefused: keys or shapes of no such script, unknown settings.
     """
-    plain = strip_wrapper_prefixes(tensors, _WRAPPERS)
+    prefix = _wrapper(tensors)
+    plain = inside_wrapper(tensors, prefix)
     found = _find(plain)
     source = Tensors({key.removeprefix("conv1."): t for key, t in plain.items()}
                      if found.generation == "A" else plain)  # fmt: skip
     script = _script(found, options, script)
     usual = _recipe(found, script)
-    if padding is not None and any(usual.padding):
+    if padding is not None and any(usual.padding) and options.given.get("padding") is None:
+        if not isinstance(padding, int) or padding < 0:
+            raise ImportRefused(
+                f"the pickled network has the padding {padding!r}, expected one number of points; say how many points "
+                "follow each axis: --set padding=9,9"
+            )
         usual = replace(usual, padding=tuple(padding if p else 0 for p in usual.padding))
+    if norms is not None:
+        # unlike a state dict, a module shows its instance norms, which have no parameters
+        others: Norm = "none" if usual.norm == "instance" else usual.norm
+        usual = replace(usual, norm="instance" if norms["instance"] else others)
     if found.generation == "C":
         # its class MLP calls F.gelu, whatever the network's activation
         usual = replace(usual, mlp_activation="gelu")
     held = activations or {}
     of_mlps = {path: name for path, name in held.items() if _IN_AN_MLP.match(path)}
-    others = {path: name for path, name in held.items() if path not in of_mlps}
+    outside = {path: name for path, name in held.items() if path not in of_mlps}
     usual = replace(
         usual,
-        activation=_only(others, "activation", options) or usual.activation,
+        activation=_only(outside, "activation", options) or usual.activation,
         mlp_activation=_only(of_mlps, "mlp_activation", options) or usual.mlp_activation,
     )
     recipe = _overridden(usual, found, options)
+    eps = {*(norms or {}).get(recipe.norm, ())} - {_NORM_EPS}
+    if eps:
+        raise ImportRefused(
+            f"the {recipe.norm} norms of the pickled network have eps={eps.pop()}; only {_NORM_EPS} is supported"
+        )
     layouts: tuple[Layout, ...] = ("in-out", "out-in")
     layout = options.choice("weight_layout", layouts, "in-out")
     name = f"original script {script}, generation {found.generation}" if script != "pdebench" else (
@@ -186,7 +226,10 @@ def import_original(
         format=name,
         architecture=arch,
         state=state,
-        assumptions=_assumptions(found, script, recipe, layout, dropped, held),
+        assumptions=(
+            *_assumptions(found, script, recipe, layout, dropped, held),
+            *([f"the prefix {prefix!r} of all keys was removed"] if prefix else ()),
+        ),
     )
 
 
@@ -201,6 +244,12 @@ def _only(held: Mapping[str, str], setting: str, options: Options) -> str | None
             f"show where each is used; only one is supported: choose it with --set {setting}=.."
         )
     return names[0]
+
+
+def _wrapper(names: Collection[str]) -> str:
+    """The prefix of all keys of a network that was saved inside another module."""
+    first = (re.fullmatch(r"(.*?)(conv1\.)?conv0\.weights1", name) for name in names)
+    return min((found[1] for found in first if found), key=len, default="")
 
 
 def _find(tensors: Mapping[str, Tensor]) -> _Found:
@@ -346,14 +395,21 @@ class _Reader:
         if self.layout == "out-in":
             weight = weight.transpose(0, 1)
         skip, bias = self.source.take_linear(f"w{i}")
+        in_mlp = range(2 if self.found.generation == "C" else 0)
+        mlp = [self.source.take_linear(f"mlp{i}.mlp{j + 1}") for j in in_mlp]
         if self.recipe.norm == "batch":
-            weight, skip, bias = fold_batch_norm(weight, skip, bias, *self._batch_norm(i))
+            scale, shift = self._batch_norm(i)
+            skip, bias = fold_scale(skip, bias, scale)
+            bias = bias + shift
+            if mlp:
+                # the norm follows the sum of MLP and skip; the MLP is not linear in the spectral weight
+                mlp[1] = fold_scale(*mlp[1], scale)
+            else:
+                weight = weight.to(torch.complex128) * scale.view(-1, *[1] * (weight.ndim - 2))
         state[f"blocks.{i}.spectral_weight"] = weight
         self._put(state, f"blocks.{i}.skip", skip, bias)
-        if self.found.generation == "C":
-            for j in range(2):
-                linear = self.source.take_linear(f"mlp{i}.mlp{j + 1}")
-                self._put(state, f"blocks.{i}.mlp.linears.{j}", *linear)
+        for j, linear in enumerate(mlp):
+            self._put(state, f"blocks.{i}.mlp.linears.{j}", *linear)
 
     def _batch_norm(self, i: int) -> tuple[Tensor, Tensor]:
         """Scale and shift of layer i's batch normalisation in evaluation mode."""
@@ -361,7 +417,7 @@ class _Reader:
             self.source.take(f"bn{i}.{part}").double()
             for part in ("weight", "bias", "running_mean", "running_var")
         )
-        scale = gamma / torch.sqrt(variance + _BATCH_NORM_EPS)
+        scale = gamma / torch.sqrt(variance + _NORM_EPS)
         return scale, beta - mean * scale
 
 

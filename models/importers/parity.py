@@ -176,8 +176,9 @@ def _difference(
 
 
 def _grids(arch: FNOArchitecture) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """An even grid that holds all modes, and an odd one."""
-    even = tuple(max(n + n % 2 + 4, 16 if arch.n_dim < 3 else 8) for n in arch.smallest_grid)
+    """An even grid that holds all modes, and what padding is taken from, and an odd one."""
+    least = map(max, arch.smallest_grid, arch.smallest_input)
+    even = tuple(max(n + n % 2 + 4, 16 if arch.n_dim < 3 else 8) for n in least)
     return even, tuple(n + 1 for n in even)
 
 
@@ -342,6 +343,8 @@ def _pdebench(checkpoint: Checkpoint, imported: Imported) -> _Original:
         modes,
         checkpoint.tensors,
     )
+    if checkpoint.padding is not None:
+        network.padding = checkpoint.padding
 
     def run(x: Tensor) -> Tensor:
         axes = [(torch.arange(n) + 0.5) / n for n in x.shape[2:]]

@@ -19,6 +19,8 @@ _FLOW_KEPT = (2 * _FLOW_MODES + 1, _FLOW_MODES + 1)
 """Kept coefficients of rfft2 on each axis."""
 _FLOW_GRID = 32
 """Points per axis on which products of two fields with _FLOW_MODES modes do not alias."""
+BURGERS_LEAST = 3
+"""Fewest points."""
 DARCY_LEAST = 3
 """Fewest points per axis."""
 NAVIER_STOKES_LEAST = 2 * _FLOW_MODES + 2

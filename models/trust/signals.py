@@ -84,7 +84,8 @@ def residual_on(
     if declared is None:
         return None
     if isinstance(declared, BurgersResidual):
-        return partial(residuals.burgers, nu=declared.nu, time=declared.time)
+        few = min(grid) < residuals.BURGERS_LEAST
+        return None if few else partial(residuals.burgers, nu=declared.nu, time=declared.time)
     if isinstance(declared, DarcyResidual):
         few = min(grid) < residuals.DARCY_LEAST
         return None if few else partial(residuals.darcy, source=declared.source)

@@ -74,15 +74,9 @@ class ResponseData:
 
 
 def grid_limits(config: ModelConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The minimum and maximum number of points on each axis.
-
-    The number of kept modes bounds the grid only without domain padding, which adds points before the Fourier layers.
-    """
-    lowest = config.grid.minimum
-    if config.architecture.domain_padding is None:
-        needed = config.architecture.smallest_grid
-        lowest = tuple(max(pair) for pair in zip(lowest, needed, strict=True))
-    return lowest, config.grid.maximum
+    """The minimum and maximum number of points on each axis."""
+    needed = config.architecture.smallest_input
+    return tuple(map(max, config.grid.minimum, needed)), config.grid.maximum
 
 
 def check_shape(

@@ -38,7 +38,7 @@ from tests.turbofno_ops.random_fno import (
     network,
     truth,
 )
-from turbofno.models.core.config import ChannelMLP, FNOArchitecture
+from turbofno.models.core.config import ChannelMLP, DomainPadding, FNOArchitecture
 from turbofno.models.core.fno import FNO
 from turbofno_ops import (
     AddMap,
@@ -397,6 +397,10 @@ def slabs_without_rows() -> None:
             compiled(torch.randn(1, 2, len(slab_rows(count - 1)), 9, device=device()), size)
         return
     check_network(module, torch.randn(2, 2, *size), "sharded", size)
+    for mode in ("zeros", "replicate", "reflect", "circular"):
+        padding = DomainPadding.model_validate({"points": (0, 2), "mode": mode})
+        padded = network(module.arch.model_copy(update={"domain_padding": padding}))
+        check_network(padded, torch.randn(2, 2, *size), "sharded", mode)
 
 
 def an_empty_batch() -> None:

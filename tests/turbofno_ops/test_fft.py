@@ -731,3 +731,11 @@ def test_names_and_exports_agree() -> None:
     assert set(ours.__all__) == public | {"BACKENDS", "NAMES", "PRECISIONS"}
     assert set(ours.NAMES) == {name for name in ours.__all__ if "fft" in name}
     assert all(callable(getattr(torch.fft, name)) for name in ours.NAMES)
+
+
+@pytest.mark.parametrize("modes", [None, 3])
+def test_results_may_be_written_to_in_training(modes: int | None) -> None:
+    x = torch.randn(4, 9, requires_grad=True)
+    (expected,) = torch.autograd.grad((3 * ours.rfft(x, modes=modes)).abs().sum(), x)
+    (found,) = torch.autograd.grad(ours.rfft(x, modes=modes).mul_(3).abs().sum(), x)
+    torch.testing.assert_close(found, expected)

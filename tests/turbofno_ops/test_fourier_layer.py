@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.turbofno_ops.fourier_truth import relative_l2, spectral_conv_truth
-from turbofno_ops import ACTIVATIONS, fourier_layer
+from turbofno_ops import ACTIVATIONS, fourier_layer, spectral_conv
 
 TRUE_ACTIVATIONS = {
     "none": lambda x: x,
@@ -107,3 +107,23 @@ def test_arguments_are_not_written_to(grid: tuple[int, ...], backend: str) -> No
         y.fill_(7.0)
         for tensor, was in zip(arguments, before, strict=True):
             assert torch.equal(tensor, was)
+
+
+@pytest.mark.parametrize("backend", ["gemm", "reference"])
+@pytest.mark.parametrize("activation", ["none", "relu"])
+@pytest.mark.parametrize("skip", [None, torch.ones(4, 3)])
+def test_results_may_be_written_to_in_training(
+    skip: torch.Tensor | None, activation: str, backend: str
+) -> None:
+    x = torch.randn(2, 3, 6, 5, requires_grad=True)
+    weight = torch.randn(3, 4, 4, 2, dtype=torch.complex64)
+
+    def layer() -> torch.Tensor:
+        return fourier_layer(x, weight, skip_weight=skip, activation=activation, backend=backend)
+
+    (expected,) = torch.autograd.grad((3 * layer()).sum(), x)
+    (found,) = torch.autograd.grad(layer().mul_(3).sum(), x)
+    torch.testing.assert_close(found, expected)
+    if skip is None and activation == "none":
+        convolved = spectral_conv(x, weight, backend=backend).mul_(3)
+        torch.testing.assert_close(torch.autograd.grad(convolved.sum(), x)[0], expected)

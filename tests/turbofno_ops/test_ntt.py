@@ -142,6 +142,8 @@ def test_integers_round_trip() -> None:
     expected = [[v % GOLDILOCKS for v in row] for row in values]
     assert to_integers(from_integers(values)) == expected
     assert to_integers(from_integers(np.array([3, 5], dtype=np.uint64))) == [3, 5]
+    mixed = [np.int64(-5), np.uint8(7), np.uint64(2**64 - 1), True, 2**70]
+    assert to_integers(from_integers(mixed)) == [int(value) % GOLDILOCKS for value in mixed]
     assert from_integers([-1]).item() == GOLDILOCKS - 1 - 2**64
 
 

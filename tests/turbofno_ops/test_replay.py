@@ -167,3 +167,23 @@ def test_a_deleted_replay_frees_its_memory() -> None:
     before = resident()
     again(10)
     assert resident() - before < 10 * 400_000, "torch.jit.trace would leak some megabytes each"
+
+
+def test_inputs_unlike_the_examples_are_refused() -> None:
+    # the number of points is a constant of the recorded calls
+    mean = Replay(lambda x: (x.sum() / x.numel(),), [torch.randn(4)])
+    with torch.inference_mode():
+        assert mean(torch.ones(4))[0] == 1
+        for other in ([torch.ones(8)], [torch.ones(4).double()], [torch.ones(4)] * 2, []):
+            with pytest.raises(ValueError, match=r"recorded for \[4\] of torch.float32, got "):
+                mean(*other)
+
+
+def test_indices_and_masks_are_inputs() -> None:
+    replay = Replay(
+        lambda x, i, chosen: (torch.where(chosen, x[i], 0),),
+        [torch.randn(5), torch.tensor([0, 4]), torch.tensor([True, False])],
+    )
+    with torch.inference_mode():
+        (found,) = replay(torch.arange(5.0), torch.tensor([3, 1]), torch.tensor([True, True]))
+    assert found.tolist() == [3, 1]

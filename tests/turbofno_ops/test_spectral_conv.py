@@ -171,3 +171,22 @@ def test_tangents_are_refused(op: Callable[..., torch.Tensor], argument: int) ->
 
     with pytest.raises(NotImplementedError, match="backward mode"):
         torch.func.jvp(run, (given[argument],), (given[argument],))
+
+
+def test_grids_without_points_are_refused() -> None:
+    weight = torch.randn(2, 2, 1, dtype=torch.complex64)
+    with pytest.raises(ValueError, match=r"the input grid \(0,\) holds at most 0"):
+        spectral_conv(torch.randn(1, 2, 0), weight)
+    with pytest.raises(ValueError, match=r"the output grid \(0,\) holds at most 0"):
+        spectral_conv(torch.randn(1, 2, 4), weight, out_size=(0,))
+
+
+def test_differentiation_by_torch_func_is_refused_with_advice() -> None:
+    x, weight = torch.randn(3, 2, 8), torch.randn(2, 2, 3, dtype=torch.complex64)
+    with pytest.raises(NotImplementedError, match=r"torch.func .* use torch.autograd.grad"):
+        torch.func.grad(lambda field: spectral_conv(field, weight).sum())(x)
+    with pytest.raises(NotImplementedError, match=r"torch.func .* use torch.autograd.grad"):
+        torch.vmap(torch.func.grad(lambda field: spectral_conv(field[None], weight).sum()))(x)
+    # not by tensors of the op
+    factor = torch.func.grad(lambda f: (f * spectral_conv(x, weight)).sum())(torch.ones(()))
+    torch.testing.assert_close(factor, spectral_conv(x, weight).sum())

@@ -13,7 +13,7 @@ from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
 from torch.library import Library
 
-from turbofno_ops._implementations import add_implementation
+from turbofno_ops._implementations import add_implementation, owned
 from turbofno_ops._modes import column_weights
 from turbofno_ops.fft import _kernels, _torch
 from turbofno_ops.fft._choice import choose, log_fallback
@@ -88,11 +88,11 @@ def _run(x: torch.Tensor, *arguments: Any) -> torch.Tensor:
     choice = choose(x, transform, backend)
     log_fallback(x, choice)
     if choice.backend == "kernels":
-        return _kernels.run(x, transform)
+        return owned(_kernels.run(x, transform))
     y = _torch.run(x, transform)
     result = new_result(x, transform)
     # torch.fft leaves strides that depend on sizes and device; the op promises its own
-    return y if y.stride() == result.stride() and y is not x else result.copy_(y)
+    return owned(y if y.stride() == result.stride() and y is not x else result.copy_(y))
 
 
 def _fake(x: torch.Tensor, *arguments: Any) -> torch.Tensor:

@@ -158,7 +158,7 @@ def negacyclic_product(
 
 
 def from_integers(values: Sequence[Any], prime: int = GOLDILOCKS) -> torch.Tensor:
-    """Return the residues of Python integers, negative ones too, as an int64 tensor.
+    """Return the residues of integers, negative ones too, as an int64 tensor.
 
     Args:
         values: Integers, or sequences of them, of equal lengths, to any depth.
@@ -191,7 +191,9 @@ def _integers(values: Sequence[Any]) -> np.ndarray[tuple[int, ...], np.dtype[np.
             raise ValueError(f"{ragged}, got {value!r} beside others")
         if not isinstance(value, numbers.Integral):
             raise TypeError(f"{op}: values must be integers, got {value!r}")
-    return found
+    # integers of numpy would overflow
+    plain: np.ndarray[tuple[int, ...], np.dtype[np.object_]] = np.frompyfunc(int, 1, 1)(found)
+    return plain
 
 
 def to_integers(x: torch.Tensor) -> Any:

@@ -8,19 +8,15 @@ from typing import Any
 
 import torch
 
-from turbofno.models.importers.layout import Tensors
+from turbofno.models.importers.layout import Tensors, inside_wrapper
 from turbofno.models.importers.neuraloperator.network import Network
 from turbofno.models.importers.neuraloperator.pickled import settings_of
 from turbofno.models.importers.neuraloperator.settings import read_settings
-from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.result import Imported, Options
 
 __all__ = ["import_neuraloperator", "read_exactly", "recognises", "settings_of"]
 
 _BLOCKS = "fno_blocks."
-
-# Buffers of torch.optim.swa_utils.AveragedModel.
-_OF_WRAPPERS = {"n_averaged"}
 
 
 def recognises(keys: Collection[str]) -> bool:
@@ -64,13 +60,7 @@ def _read(
     numbers: torch.dtype,
 ) -> Imported:
     prefix = _wrapper(tensors)
-    outside = [n for n in tensors if not n.startswith(prefix) and n not in _OF_WRAPPERS]
-    if outside:
-        raise ImportRefused(
-            f"the network's keys begin with {prefix!r}, and the file also has {', '.join(outside[:5])}: save the "
-            "network alone, torch.save(network.state_dict(), path)"
-        )
-    inner = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    inner = inside_wrapper(tensors, prefix)
     settings = read_settings(inner, metadata, options)
     network = Network(Tensors(inner), settings, numbers)
     kind = settings.metadata.get("_name", "FNO")

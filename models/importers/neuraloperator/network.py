@@ -240,7 +240,8 @@ class Network:
         ranges = grid_ranges(self._settings.get("positional_embedding"), self._n_dim)
         in_channels = self._settings.get("in_channels")
         if isinstance(in_channels, int):
-            expected = in_channels + (self._n_dim if ranges else 0)
+            # in 0.3 the data processor appends the coordinates, and in_channels counts them
+            expected = in_channels + (self._n_dim if ranges and not self._old else 0)
             if expected != lifted:
                 raise ImportRefused(
                     f"the lifting has {lifted} input channels, but in_channels={in_channels} and the positional "
@@ -273,7 +274,13 @@ class Network:
         kinds = {self._skip_of_layer(prefix, here, i) for i in range(self._n_layers)}
         if len(kinds) != 1:
             raise ImportRefused(f"the layers have different skips: {sorted(kinds)}")
-        return kinds.pop()
+        kind = kinds.pop()
+        asked = self._settings.options.text(argument)
+        if asked is not None and _SKIPS.get(self._settings.get(argument)) != kind:
+            raise ImportRefused(
+                f"{argument}={asked}, but the checkpoint has {kind} skips in {prefix}0"
+            )
+        return kind
 
     def _skip_of_layer(self, prefix: str, here: str, i: int) -> Skip:
         nested = "conv." if f"{prefix}{i}.conv.weight" in self._tensors else ""

@@ -86,7 +86,10 @@ class Settings:
         """The user's value, else the file's, else the release's default, which is recorded as an assumption."""
         given = None if name.startswith("_") else self.options.text(name)
         if given is not None:
-            self.metadata[name] = _value(given)
+            value = _value(given)
+            if isinstance(DEFAULTS[name], bool) and not isinstance(value, bool):
+                raise ImportRefused(f"{name} must be true or false, not {given!r}")
+            self.metadata[name] = value
         if name in self.metadata:
             return self.metadata[name]
         value = _DEFAULTS_OF[self.release].get(name, DEFAULTS[name])
@@ -185,4 +188,5 @@ def _value(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        return None if text.lower() == "none" else text
+        # as in Python; a text "False" would count as true
+        return {"none": None, "true": True, "false": False}.get(text.lower(), text)

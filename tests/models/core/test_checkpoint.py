@@ -141,6 +141,12 @@ def test_damaged_weights_fail_the_hash(folder: Path) -> None:
         ({"architecture__resolution_scaling": [[2, 1]]}, "resolution_scaling needs 2 entries"),
         ({"field_normalization": {"grid": [16, 16]}}, "not both"),
         ({"normalization": None, "field_normalization": {"grid": [16, 16]}}, "must be equal to it"),
+        ({"grid__minimum": [99, 1]}, r"is not between grid.minimum=\[99, 1\]"),
+        ({"grid__maximum": [99, 1]}, r"grid.maximum=\[99, 1\]"),
+        (
+            {"inputs": [{"name": "a", "minimum": 1, "exclusive_maximum": 0}]},
+            "channel 'a' allows no value: its minimum 1 is above its maximum 0",
+        ),
         ({"inputs": [{"name": "a"}]}, "inputs names 1 channels"),
         ({"inputs": [{"name": "a"}, {"name": "a"}]}, "channel name twice"),
         ({"normalization__input_std": [1.0, 0.0]}, "normalization.input_std"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from turbofno.models.core.config import (
     PositionalGrid,
 )
 from turbofno.models.core.fno import FNO
+from turbofno_ops import ChainRefused, compile_fno
 
 NEURALOPERATOR_STYLE = {
     "in_channels": 2,
@@ -191,6 +193,42 @@ def test_padding_modes_extend_the_hidden_field(mode: str) -> None:
     last = module.blocks[0](padded)[:, :, 2:-2, 3:-3]
     first, second = module.projection.linears
     assert relative_l2(module(x), second(F.silu(first(last)))) < 1e-12
+
+
+@pytest.mark.parametrize("mode", ["zeros", "replicate", "reflect", "circular"])
+@pytest.mark.parametrize("by", ["points", "fraction"])
+def test_the_smallest_input_is_the_smallest_that_runs(mode: str, by: str) -> None:
+    if (by, mode) == ("fraction", "reflect"):
+        pytest.skip("a share of an axis is reflected at run time, or refused")
+    rng = random.Random(0)
+    for _ in range(20):
+        most = 12 if by == "points" else 0.9
+        amounts = [rng.choice([0, rng.uniform(0, most)]) for _ in range(2)]
+        given = [round(amount) for amount in amounts] if by == "points" else amounts
+        sides = rng.choice(["end", "both"])
+        arch = FNOArchitecture(
+            in_channels=1,
+            out_channels=1,
+            hidden_channels=2,
+            n_layers=1,
+            modes=(rng.randint(1, 9), rng.randint(1, 9)),
+            domain_padding=DomainPadding.model_validate({by: given, "sides": sides, "mode": mode}),
+        )
+        module = FNO(arch).eval()
+        chain = compile_fno(module.description(), device="cpu")
+        least = arch.smallest_input
+        assert chain.refusal(least) is None
+        assert module(torch.randn(1, 1, *least)).shape[2:] == least
+        for axis in range(2):
+            size = tuple(n - (i == axis) for i, n in enumerate(least))
+            if min(size) < 1:
+                continue
+            with pytest.raises((ValueError, RuntimeError)):
+                module(torch.randn(1, 1, *size))
+            with pytest.raises(
+                ChainRefused, match=r"cannot be padded by|does not hold the network's"
+            ):
+                chain(torch.randn(1, 1, *size))
 
 
 @pytest.fixture(scope="module")

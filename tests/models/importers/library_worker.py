@@ -99,15 +99,17 @@ def physicsnemo(package: str) -> Draw:
 
 
 def pdebench(rng: random.Random, n: int, path: Path) -> Drawn:
-    """FNO1d, FNO2d, FNO3d of PDEBench, saved as its training does."""
+    """FNO1d, FNO2d, FNO3d of PDEBench, saved as its training does or whole, with another padding."""
     fno = importlib.import_module("pdebench.models.fno.fno")
     fields, steps = rng.randint(1, 2), rng.randint(1, 4)
     modes = [rng.randint(2, 5) for _ in range(n)]
     network = getattr(fno, f"FNO{n}d")(fields, *modes, width=rng.randint(2, 7), initial_step=steps)
     spread(network)
-    content = {
+    content: Any = {
         "epoch": 3, "model_state_dict": network.state_dict(), "optimizer_state_dict": {}, "loss": 0.5,
     }  # fmt: skip
+    if rng.random() < 0.5:
+        content, network.padding = network, rng.randint(1, 6)
     torch.save(content, path.with_suffix(".pt"))
 
     def answer(x: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Earlier releases of neuraloperator, each run in a process of its own.
 
 Run as a script it draws networks, saves them with the release's own `save_checkpoint` and whole, and writes down what
-they answer: `python -m tests.models.importers.old_release VERSION INSTALLED FOLDER SEED COUNT`.
+they answer: `python -m tests.models.importers.old_release VERSION INSTALLED FOLDER SEED COUNT`. With COUNT 0 it saves
+one network of release 0.3.0 for Darcy flow with its data processor instead.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from tests.models.importers.other_libraries import installed
 
 
 def draw_and_save(version: str, folder: Path, count: int) -> None:
-    """Draw `count` random networks, save them into `folder` as `0`, `1`, .., and run them, with that release."""
+    """Draw `count` random networks, save them into `folder` as `0`, `1`, .., and run them, with that release.
+
+    0: save the network, the data processor and the answers of `_darcy` as `darcy_..`.
+    """
     module = "tests.models.importers.old_release"
     arguments = [
         version,
@@ -77,6 +81,8 @@ def _main(version: str, release: str, target: str, seed: str, count: str) -> Non
     torch.manual_seed(int(seed))
     torch.set_num_threads(1)
     rng = random.Random(int(seed))
+    if not int(count):
+        _darcy(folder)
     for i in range(int(count)):
         drawn, network = draw_built(rng, version, neuralop.models)
         theirs = spread(network)
@@ -85,6 +91,29 @@ def _main(version: str, release: str, target: str, seed: str, count: str) -> Non
         fields = [torch.randn(2, drawn.arguments["in_channels"], *grid) for grid in drawn.grids]
         answers = {"fields": fields, "outputs": outputs(theirs, fields)}
         torch.save(answers, folder / f"{i}_answers.pt")
+
+
+def _darcy(folder: Path) -> None:
+    """The networks of release 0.3 for Darcy flow get coordinates from the data processor."""
+    from neuralop.datasets.data_transforms import DefaultDataProcessor
+    from neuralop.datasets.output_encoder import UnitGaussianNormalizer
+    from neuralop.datasets.transforms import PositionalEmbedding2D
+    from neuralop.models import FNO
+
+    network = FNO(n_modes=(6, 6), hidden_channels=6, in_channels=3, out_channels=1, n_layers=2)
+    network = spread(network).eval()
+    network.save_checkpoint(folder, "darcy")
+    x, y = 3 * torch.randn(6, 1, 12, 13) + 2, torch.randn(6, 1, 12, 13) - 4
+    encoders = UnitGaussianNormalizer(dim=[0, 1, 2, 3]), UnitGaussianNormalizer(dim=[0, 1, 2, 3])
+    for encoder, fields in zip(encoders, (x, y), strict=True):
+        encoder.fit(fields)
+    processor = DefaultDataProcessor(*encoders, positional_encoding=PositionalEmbedding2D())
+    torch.save(processor, folder / "darcy_processor.pt")
+    processor.to("cpu").train = False
+    batch = processor.preprocess({"x": x, "y": y})
+    with torch.no_grad():
+        answer, _ = processor.postprocess(network(batch["x"]), batch)
+    torch.save({"fields": x, "outputs": answer}, folder / "darcy_answers.pt")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def _compiled(module: FNO) -> CompiledFNO | None:
     try:
         return compile_fno(module.description(), device="cpu")
     except ChainRefused as refused:
-        if "change the resolution" not in str(refused):
+        if "changes the resolution" not in str(refused):
             raise
         return None
 

@@ -300,6 +300,8 @@ def test_wrong_options_are_named(
         (["--inputs", "a b"], "'a b'"),
         (["--grid", "10,x"], "whole numbers like 64,64"),
         (["--output-mean", "one"], "numbers like 0.5,-3"),
+        (["--output-mean", "nan"], "numbers like 0.5,-3"),
+        (["--input-std", "1,inf"], "numbers like 0.5,-3"),
         (["--precision", "fp16"], "bf16"),
     ],
 )

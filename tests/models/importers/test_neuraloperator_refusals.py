@@ -18,7 +18,11 @@ from tests.models.importers.neuraloperator_runs import (
     read_saved,
     spread,
 )
-from turbofno.models.importers.neuraloperator import import_neuraloperator, recognises
+from turbofno.models.importers.neuraloperator import (
+    import_neuraloperator,
+    read_exactly,
+    recognises,
+)
 from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.result import Options
 from turbofno.models.importers.torch_file import read_torch_file
@@ -144,3 +148,24 @@ def test_a_trainers_folder_is_read(tmp_path: Path) -> None:
     xs = [torch.randn(2, 1, 9, 10), torch.randn(2, 1, 8, 11)]
     imported = imported_exactly(*read_saved(tmp_path, "best_model"))
     assert_parity(imported, xs, outputs(theirs, xs))
+
+
+@pytest.mark.parametrize("written", ["false", "False", "true", "True"])
+def test_truth_values_are_read_as_in_python_and_json(written: str, tmp_path: Path) -> None:
+    preactivation = written.lower() == "true"
+    theirs = spread(TheirFNO(**SMALL, preactivation=preactivation, norm="instance_norm")).eval()
+    xs = [torch.randn(2, 1, 9, 8)]
+    # a bare state dict does not show it
+    options = Options({"preactivation": written, "norm": "instance_norm"})
+    imported = read_exactly(of(theirs), None, options)
+    assert_parity(imported, xs, outputs(theirs, xs))
+    refuse(of(theirs), None, "preactivation must be true or false, not 'off'", preactivation="off")
+
+
+def test_a_skip_that_the_tensors_show_may_be_named_but_not_changed() -> None:
+    tensors = of(TheirFNO(**SMALL))
+    options = Options({"fno_skip": "linear", "channel_mlp_skip": "soft-gating"})
+    arch = import_neuraloperator(tensors, None, options).architecture
+    assert (arch.skip, arch.channel_mlp.skip) == ("linear", "soft-gating")
+    says = "fno_skip=identity, but the checkpoint has linear skips in fno_blocks.fno_skips.0"
+    refuse(tensors, None, says, fno_skip="identity")

@@ -116,6 +116,47 @@ def test_flattened_normalisers_of_another_grid_are_refused(tmp_path: Path) -> No
         normalizing(sides, ARCH, (10, 10))
 
 
+def test_range_normalisers_that_cannot_be_inverted_or_fall_are_named(tmp_path: Path) -> None:
+    constant_row, falling = samples(1), RangeNormalizer(samples(1))
+    constant_row[:, 0] = 0
+    falling.a = -falling.a
+    for normalizer, says in (
+        (RangeNormalizer(constant_row), r"x\.pt: a holds NaN or infinite values"),
+        (falling, r"x\.pt: input: a range normaliser must have a > 0, the smallest is -"),
+    ):
+        torch.save(normalizer, tmp_path / "x.pt")
+        with pytest.raises(ImportRefused, match=says):
+            read_normalizer(tmp_path / "x.pt", only="input")
+
+
+def test_normalisers_of_fourier_3d_repeat_along_time(tmp_path: Path) -> None:
+    arch = FNOArchitecture(
+        in_channels=4, out_channels=1, hidden_channels=3, n_layers=1, modes=(2, 2, 2)
+    )
+    early, late = (torch.randn(20, 6, 7, n) * torch.rand(6, 7, n) + 3 for n in (4, 5))
+    x, y = UnitGaussianNormalizer(early), UnitGaussianNormalizer(late)
+    torch.save({"x_normalizer": x, "y_normalizer": y}, tmp_path / "n.pt")
+    sides = read_normalizer(tmp_path / "n.pt")
+    scaling = normalizing(sides, arch)
+    network, ours = FNO(arch), FNO(arch, scaling.fields)
+    ours.load_state_dict({**network.state_dict(), **scaling.tensors})
+
+    def repeated(fields: torch.Tensor) -> torch.Tensor:
+        """As the script: the earlier times are channels, the same at all later times."""
+        return fields[..., None, :].expand(-1, -1, -1, 5, -1).movedim(-1, 1)
+
+    with torch.inference_mode():
+        expected = y.decode(network(repeated(x.encode(early)))[:, 0])
+        assert relative_l2(ours(repeated(early))[:, 0], expected) < 1e-5
+    with pytest.raises(
+        ImportRefused, match=r"the grid \[6, 7, 1\] .* give the whole grid with --grid"
+    ):
+        normalizing({"input": sides["input"]}, arch)
+    with pytest.raises(ImportRefused, match="give the whole grid with --grid"):
+        normalizing({"input": sides["input"]}, arch, (6, 7))
+    assert normalizing({"input": sides["input"]}, arch, (6, 7, 9)).fields.grid == (6, 7, 9)
+
+
 def test_a_leading_axis_tells_channels_first_from_channels_last() -> None:
     mean = torch.randn(2, 5, 2).double()
     with pytest.raises(ImportRefused, match="save it with a leading axis of 1"):

@@ -44,6 +44,8 @@ SCRIPTS: list[tuple[str, int, dict[str, object], dict[str, str]]] = [
     ("C", 2, {"padding": (9, 9)}, {}),
     ("C", 2, {"norm": "instance"}, {"script": "fourier_2d_time"}),
     ("C", 3, {"padding": (0, 0, 6)}, {}),
+    ("C", 1, {"norm": "batch"}, {"norm": "batch"}),
+    ("C", 2, {"norm": "batch", "padding": (9, 9), "activation": F.relu}, {"norm": "batch", "activation": "relu"}),
     ("B", 2, {"norm": "instance", "padding": (3, 0)}, {"norm": "instance", "padding": "3,0"}),
     ("B", 2, {"grid_order": "xy", "grid_place": "before"}, {"padding": "0", "grid_order": "xy", "grid_place": "before"}),
 ]  # fmt: skip
@@ -168,15 +170,19 @@ def test_activation_modules_in_a_pickled_module_are_used(
 
 
 def saved_script(
-    model: Script, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str = "FNO2d"
+    model: Script,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str = "FNO2d",
+    inside: Any = lambda network: network,
 ) -> Path:
-    """`model` pickled as a class of the user's script."""
+    """`model` pickled as a class of the user's script, perhaps inside a wrapper."""
     (folder / "my_script.py").write_text(
         f"from {Script.__module__} import Script\n\nclass {name}(Script):\n    pass\n"
     )
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setattr(model, "__class__", getattr(importlib.import_module("my_script"), name))
-    torch.save(model, folder / "model.pt")
+    torch.save(inside(model), folder / "model.pt")
     del sys.modules["my_script"]
     return folder / "model.pt"
 
@@ -263,6 +269,66 @@ def test_prefixes_of_wrappers_are_removed(tmp_path: Path) -> None:
     for content in (lightning, parallel):
         torch.save(content, tmp_path / "training.ckpt")
         assert_parity(convert(read_checkpoint(tmp_path / "training.ckpt"), Options()), model, size)
+
+
+def test_other_keys_and_networks_beside_it_are_told() -> None:
+    model, size = drawn("B", 1, {})
+    averaged = torch.optim.swa_utils.AveragedModel(model).state_dict()
+    imported = import_original(averaged, Options())
+    assert "the prefix 'module.' of all keys was removed" in imported.assumptions
+    assert_parity(imported, model, size)
+    inside = {f"surrogate.{key}": tensor for key, tensor in model.state_dict().items()}
+    assert_parity(import_original(inside, Options()), model, size)
+    for other, says in (("loss.weight", "loss.weight"), ("ema.conv0.weights1", "surrogate.fc0")):
+        with pytest.raises(ImportRefused, match=f"begin with '.*', and the file also has {says}"):
+            import_original({**inside, other: torch.ones(1)}, Options())
+
+
+def test_a_pickled_module_shows_its_instance_norms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the scripts of Darcy flow have none, those of time steps have
+    model, size = drawn("B", 2, {"norm": "instance"})
+    model.layer_norm = torch.nn.InstanceNorm2d(model.fc0.out_features)
+    checkpoint = read_checkpoint(saved_script(model, tmp_path, monkeypatch))
+    for script in ("fourier_2d", "fourier_2d_time"):
+        said = Options({"script": script, "padding": "0"})
+        assert_parity(convert(checkpoint, said), model, size)
+    del model.layer_norm
+    model.norm = "none"
+    checkpoint = read_checkpoint(saved_script(model, tmp_path, monkeypatch))
+    for script in ("fourier_2d", "fourier_2d_time"):
+        said = Options({"script": script, "padding": "0"})
+        assert_parity(convert(checkpoint, said), model, size)
+
+
+@pytest.mark.parametrize(
+    ("norm", "held"), [("instance", torch.nn.InstanceNorm2d), ("batch", torch.nn.BatchNorm2d)]
+)
+def test_a_norm_with_another_eps_is_refused(
+    norm: str, held: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = drawn("B", 2, {})
+    for i in range(model.n_layers):
+        setattr(model, f"bn{i}", held(model.fc0.out_features, eps=1e-3))
+    checkpoint = read_checkpoint(saved_script(model, tmp_path, monkeypatch))
+    with pytest.raises(ImportRefused, match=rf"{norm} norms .* eps=0\.001; only 1e-05"):
+        convert(checkpoint, Options({"norm": norm}))
+    assert convert(checkpoint, Options({"norm": "none"})).architecture.norm == "none"
+
+
+def test_the_padding_of_a_network_inside_a_wrapper_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, size = drawn("B", 2, {"padding": (4, 4)})
+    model.padding = 4
+    path = saved_script(model, tmp_path, monkeypatch, inside=torch.nn.DataParallel)
+    assert_parity(convert(read_checkpoint(path), Options({"script": "fourier_2d"})), model, size)
+    model.padding = [4, 4]
+    checkpoint = read_checkpoint(saved_script(model, tmp_path, monkeypatch))
+    with pytest.raises(ImportRefused, match=r"padding \[4, 4\], expected one number"):
+        convert(checkpoint, Options({"script": "fourier_2d"}))
+    assert_parity(convert(checkpoint, Options({"padding": "4,4"})), model, size)
 
 
 @pytest.mark.parametrize(

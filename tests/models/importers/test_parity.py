@@ -13,11 +13,12 @@ from neuralop.models import FNO as TheirFNO
 from neuralop.models import TFNO as TheirTFNO
 
 from tests.models.importers.development_version import with_its_attributes
+from turbofno.models.core.config import DomainPadding, FNOArchitecture
 from turbofno.models.core.fno import FNO
-from turbofno.models.importers.detect import convert, read_checkpoint
+from turbofno.models.importers.detect import Checkpoint, convert, read_checkpoint
 from turbofno.models.importers.parity import check_parity
 from turbofno.models.importers.refusal import ImportRefused
-from turbofno.models.importers.result import Options
+from turbofno.models.importers.result import Imported, Options
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -136,3 +137,15 @@ def test_a_network_whose_fields_would_fill_the_memory_is_refused(tmp_path: Path)
     )
     with pytest.raises(ImportRefused, match=r"grid .* 9x9x9\. .* bytes for one field"):
         report_of(saved(network, tmp_path))
+
+
+def test_the_grid_of_the_comparison_is_larger_than_a_reflected_padding() -> None:
+    padding = DomainPadding(points=(40, 3), mode="reflect")
+    arch = FNOArchitecture(
+        in_channels=1, out_channels=1, hidden_channels=2, n_layers=1, modes=(2, 2), domain_padding=padding
+    )  # fmt: skip
+    module = FNO(arch).eval()
+    imported = Imported("a padded network", arch, dict(module.state_dict()))
+    parity = check_parity(Checkpoint("original", Path("x.pt")), imported, module, {})
+    assert parity.passed
+    assert "grid 46x16" in parity.lines[1]

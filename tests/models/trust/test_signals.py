@@ -50,9 +50,14 @@ def test_the_zoos_signals_are_finite_for_any_field(name: str, expected: set[str]
 def test_on_unsupported_grids_only_the_residual_is_missing() -> None:
     flow = Signals(read_config(TRAINED / "navier-stokes-2d" / "config.json"))
     darcy = Signals(read_config(TRAINED / "darcy-2d" / "config.json"))
-    for signals, grid in ((flow, (20, 64)), (darcy, (2, 61))):
+    burgers = Signals(read_config(TRAINED / "burgers-1d" / "config.json"))
+    for signals, grid in ((flow, (20, 64)), (darcy, (2, 61)), (burgers, (2,)), (burgers, (1,))):
         x = torch.randn(2, 1, *grid)
         assert set(signals(x, x)) == {"input_distance"}
+    assert set(burgers(torch.randn(2, 1, 3), torch.randn(2, 1, 3))) == {
+        "input_distance",
+        "residual",
+    }
     rectangle = torch.rand(2, 1, 43, 61)
     assert set(darcy(rectangle, rectangle)) == {"input_distance", "residual"}
 

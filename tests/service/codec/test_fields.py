@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.draws import generator
-from turbofno.models.core.config import ModelConfig
+from turbofno.models.core.config import DomainPadding, ModelConfig
 from turbofno.service.codec.fields import (
     Form,
     arrays_from_fields,
@@ -166,13 +166,23 @@ def test_a_scalar_input_is_refused_with_the_expected_shapes(one_d: ModelConfig) 
         fields_from_arrays({"input": np.zeros((), "f4")}, one_d, max_fields=1)
 
 
-def test_grid_limits_domain_padding_lifts_the_modes_bound(two_d: ModelConfig) -> None:
-    architecture = two_d.architecture.model_copy(
-        update={"domain_padding": {"points": (2, 2), "fraction": None, "sides": "end"}}
-    )
+@pytest.mark.parametrize(
+    ("padding", "lowest"),
+    [
+        (DomainPadding(points=(2, 2)), (2, 2)),
+        (DomainPadding(points=(1, 9)), (3, 2)),
+        (DomainPadding(points=(1, 9), mode="reflect"), (3, 10)),
+        (DomainPadding(points=(1, 9), mode="circular"), (3, 9)),
+        (DomainPadding(fraction=(0.2, 1.0), sides="both"), (3, 2)),
+    ],
+)
+def test_domain_padding_moves_the_lowest_grid(
+    padding: DomainPadding, lowest: tuple[int, int], two_d: ModelConfig
+) -> None:
+    architecture = two_d.architecture.model_copy(update={"domain_padding": padding})
     assert grid_limits(two_d) == ((4, 4), (16, 12))
     padded = two_d.model_copy(update={"architecture": architecture})
-    assert grid_limits(padded) == ((2, 2), (16, 12))
+    assert grid_limits(padded) == (lowest, (16, 12))
 
 
 @pytest.mark.parametrize("names", [[f"n{i}" for i in range(65)], ["x" * 129]])
