@@ -83,6 +83,7 @@ template <int FRAGMENTS, uint64_t PROGRAM> __device__ __forceinline__ turbofno_s
         step.channels = 8 * FRAGMENTS;
     }
     if (!(kInput && kind == TURBOFNO_MLP)) step.terms = 8 * FRAGMENTS;
+    if (!kInput && kind == TURBOFNO_MLP) step.hidden = kCommonHidden;
     if (kind == TURBOFNO_MLP || kind == TURBOFNO_PROJECT) {
         if (step.hidden == 0) __builtin_unreachable();
     }
@@ -228,7 +229,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
     while (index < units) {
         TilePosition at = unit.at;
         const bool goes_on = index + plan.stride < units;
-        const Unit next = goes_on ? after_unit(unit) : unit;
+        const auto next = [&] { return goes_on ? after_unit(unit) : unit; }; // computed anew, or it would take registers
         if constexpr (WGMMA) wgmma_sums.clear();
         const int from = unit.split * plan.split_tiles, end = min(tiles, from + plan.split_tiles);
         // splits of segmented rows are whole segments
@@ -254,7 +255,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                     prefetch_spectra(unit.at);
                 } else {
                     stage();
-                    if (goes_on && segment_at + plan.segment_tiles >= end) prefetch_spectra(next.at);
+                    if (goes_on && segment_at + plan.segment_tiles >= end) prefetch_spectra(next().at);
                 }
             }
             // wgmma needs all four warps of the warpgroup, so a warp without a tile runs the loop too
@@ -401,7 +402,8 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                         if (!last_of_row) {
                             if (!WGMMA || tile + group.size < end) prefetch_points(unit.at.row, at.point + group.size * kTilePoints);
                         } else if (goes_on) {
-                            prefetch_points(next.at.row, next.at.point);
+                            const Unit after = next();
+                            prefetch_points(after.at.row, after.at.point);
                         }
                     }
                 };
@@ -434,9 +436,9 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
         }
         group.sync(); // spectra and sums have been read and may be overwritten
         if (!WGMMA && goes_on) clear_sums();
-        // this warp had no tile
-        if (!WGMMA && unit.at.point >= t.points && goes_on) prefetch_points(next.at.row, next.at.point);
-        unit = next;
+        const bool had_no_tile = unit.at.point >= t.points;
+        unit = next();
+        if (!WGMMA && had_no_tile && goes_on) prefetch_points(unit.at.row, unit.at.point);
         index += plan.stride;
     }
     pdl_trigger();

@@ -42,6 +42,9 @@ SHAPES: tuple[Shape, ...] = (
     (1, 9, (11, 13), (4, 3)),
     (2, 8, (8, 9, 10), (4, 5, 3)),
     (1, 9, (7, 5, 11), (4, 3, 4)),
+    # warpgroups of 32 channels: whole and cut rows, several tiles and a part of one
+    (32, 32, (9, 250), (4, 9)),
+    (3, 27, (1000,), (16,)),
     # many batch elements: one launch for the product and the first axis
     (9, 32, (37, 24), (17, 5)),
     (12, 64, (16, 9, 12), (5, 3, 4)),
