@@ -83,7 +83,7 @@ template <int FRAGMENTS, uint64_t PROGRAM> __device__ __forceinline__ turbofno_s
         step.channels = 8 * FRAGMENTS;
     }
     if (!(kInput && kind == TURBOFNO_MLP)) step.terms = 8 * FRAGMENTS;
-    if (!kInput && kind == TURBOFNO_MLP) step.hidden = kCommonHidden;
+    if (PROGRAM == kBlock && kind == TURBOFNO_MLP) step.hidden = kCommonHidden;
     if (kind == TURBOFNO_MLP || kind == TURBOFNO_PROJECT) {
         if (step.hidden == 0) __builtin_unreachable();
     }

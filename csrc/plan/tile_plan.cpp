@@ -161,7 +161,8 @@ double cost(const turbofno_tile &t, const TilePlan &p, const Work &w) {
     const double alone = 1.0 + p.fragments * (products + 0.04 * w.elementwise) + 0.009 * w.hidden + table + direct;
     // Warpgroups of 32 channels: more than four of them share the multiprocessor's time.
     const bool narrow = p.wgmma && p.fragments == 4;
-    const double kind = w.mlps > 0 ? 1.15 : t.modes == 0 ? 1.08 : p.planes > 1 ? 0.82 : 0.97;
+    const bool projects = t.step[t.steps - 1].kind == TURBOFNO_PROJECT;
+    const double kind = w.mlps > 0 && !projects ? 1.15 : t.modes == 0 ? 1.08 : p.planes > 1 ? 0.82 : 0.97;
     const double pace = narrow ? (p.common ? 1.0 : 1.05) * kind : 1.0;
     const double tile = pace * (narrow ? std::max(1.0, busy / 16) : 1.0) * alone;
 

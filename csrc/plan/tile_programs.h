@@ -69,20 +69,20 @@ constexpr uint64_t kPrograms[] = {kLayer, kLastLayer, kBlock, kLastBlock, kNorme
                                   kLastNormedBlock, kAfterNorm, kAfterLastNorm, kLifting};
 
 constexpr int kMaxCommonInputs = 32;
-constexpr int kCommonHidden = 32; // of a channel MLP: one chunk, whose A operand and result need not be in registers together
+constexpr int kCommonHidden = 32; // of kBlock's MLP: one chunk, so that its input and its result need not be in registers together
 
 // True for what most networks have in common: every activation is GELU, all fields but the network's own have as many channels
-// as the tile and are channels last, its input has few channels, and channel MLPs have at most 32 hidden channels (zero-padded).
-// The kernels for such programs take a sixth fewer instructions, and fewer registers.
+// as the tile and are channels last, its input has few channels, and an MLP before an analysis has at most 32 hidden channels
+// (zero-padded). The kernels for such programs take a sixth fewer instructions, and fewer registers.
 inline bool is_common(const turbofno_tile &tile, int width) {
-    const bool lifting = serves(kLifting, tile);
+    const bool lifting = serves(kLifting, tile), block = serves(kBlock, tile);
     for (int i = 0; i < tile.steps; ++i) {
         const turbofno_step &step = tile.step[i];
         const bool maps = step.kind == TURBOFNO_MLP || step.kind == TURBOFNO_PROJECT;
         const bool own = step.kind == TURBOFNO_PROJECT || (lifting && step.kind == TURBOFNO_LOAD);
         if ((maps || step.kind == TURBOFNO_ACTIVATE) && step.activation != TURBOFNO_GELU) return false;
         if (maps && step.hidden == 0) return false;
-        if (step.kind == TURBOFNO_MLP && !lifting && step.hidden != kCommonHidden) return false;
+        if (step.kind == TURBOFNO_MLP && block && step.hidden != kCommonHidden) return false;
         if ((step.kind == TURBOFNO_ADD_MAP || (maps && !lifting)) && step.terms != width) return false;
         if (maps && lifting && step.terms > kMaxCommonInputs) return false;
         if (step.channel_first != own || (!own && step.channels != width)) return false;
