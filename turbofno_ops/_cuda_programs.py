@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from turbofno_ops.fft._rule import MIXED_RADIX
 from turbofno_ops.fft._transform import Axis, Transform
 
 _MODES_PER_KERNEL = 32  # of a kernel that only analyses
-# A tile program of at least so many channels and at most so many modes, with whole tiles, runs on warpgroups.
+# The network's input with at least so many channels and at most so many modes, in whole tiles, is analysed faster by warpgroups.
 _WARPGROUP_CHANNELS, _WARPGROUP_MODES = 64, 16
 
 
@@ -80,8 +81,8 @@ class TilePrograms:
     ) -> None:
         self._device, self._precision, self._limits = device, precision, limits
         self._settled = settled
-        # All processes choose alike, from the largest slab, because they add up spectra of one layout.
-        self._rows = None if slab is None else slab.all_rows(points)[0].count
+        # All processes cut a program alike, by the largest slab, because they add up spectra of one layout.
+        self._most_rows = None if slab is None else slab.all_rows(points)[0].count
         # without a lock: two threads may plan the same shape, with equal results
         self._programs: dict[tuple[tuple[Step, ...], Shape], TileProgram] = {}
 
@@ -93,14 +94,21 @@ class TilePrograms:
         """
         found = self._programs.get((steps, shape))
         if found is None:
-            planned = tuple(
-                Planned(
-                    piece, self._transform(piece) or self._analysis(piece) or self._kernels(piece)
-                )
-                for piece in pieces(steps, shape)
-            )
+            planned = tuple(self._planned(piece, shape) for piece in self._pieces(steps, shape))
             found = self._programs[steps, shape] = TileProgram(steps, planned)
         return found
+
+    def _pieces(self, steps: tuple[Step, ...], shape: Shape) -> Iterator[Piece]:
+        """Yield the pieces of a program on the largest slab, or on the whole grid."""
+        if self._most_rows is not None:
+            shape = shape._replace(grid=(self._most_rows, *shape.grid[1:]))
+        yield from pieces(steps, shape)
+
+    def _planned(self, of_most: Piece, shape: Shape) -> Planned:
+        """Plan a piece of the largest slab for the grid of `shape`."""
+        piece = of_most._replace(shape=of_most.shape._replace(grid=shape.grid))
+        launches = self._transform(of_most) or self._analysis(piece) or self._kernels(piece)
+        return Planned(piece, launches)
 
     def tables(self) -> list[torch.Tensor]:
         """Return the tables of all programs; those of transforms are counted by their own cache."""
@@ -115,7 +123,7 @@ class TilePrograms:
 
     def _transform(self, piece: Piece) -> Transform | None:
         """Return the analysis of the rows of the network's input as a transform, or None where a tile program is faster (H200) or
-        serves alone."""
+        serves alone. On slabs `piece` is that of the largest."""
         shape = piece.shape
         points, modes = shape.grid[-1], shape.next_modes
         if [type(step) for step in piece.steps] != [Source, Analyze]:
@@ -125,9 +133,8 @@ class TilePrograms:
             return None
         axis = Axis(1 + len(shape.grid), points, points, 0, modes, 0)
         transform = Transform("real_to_complex", inverse=False, axes=(axis,), scaling="whole")
-        grid = shape.grid if self._rows is None else (self._rows, *shape.grid[1:])
         # asked without memory, with the limits of an A100
-        x = torch.empty(shape.batch, shape.channels, *grid, device="meta")
+        x = torch.empty(shape.batch, shape.channels, *shape.grid, device="meta")
         if _fft_plan.refusal(x, transform) is not None:
             return None
         (step,) = _fft_plan.plan_of(_fft_plan.problem(x, transform)).steps

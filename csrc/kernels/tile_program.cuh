@@ -356,7 +356,6 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
 #pragma unroll
                                 for (int e = 0; e < 4; ++e) values[j][e] = result[j][e];
                             }
-                            add_vector(values, vectors + 2 * step.hidden, lane_t);
                         }
                         break;
                     case TURBOFNO_STORE:
@@ -390,10 +389,10 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                             if (projects_few(step)) {
                                 const auto *weights = reinterpret_cast<const float *>(shared + plan.second_at[i]);
                                 project_few<P, kInputChunks>(result, values, step, in, weights, vectors + step.hidden, lane_t);
+                                add_vector(result, vectors + 2 * step.hidden, lane_t);
                             } else {
                                 mlp<P, kInputChunks>(result, values, step, in, out, vectors + step.hidden, lane_t);
                             }
-                            add_vector(result, vectors + 2 * step.hidden, lane_t);
                             store_all(result, ChannelFirstPoints(step.field, step.channels, 0, outer, t.points, at, lane));
                         }
                         break;

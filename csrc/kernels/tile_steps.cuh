@@ -83,20 +83,24 @@ __device__ __forceinline__ void make_hidden(float (&hidden)[4][4], int chunk, co
     activate<P>(hidden, step.activation, step.parameter);
 }
 
-// out = second . activation(first . y + shift), or second . y without hidden channels. y has 32 CHUNKS channels at most.
+// out = second . activation(first . y + shifts) + second shift, or second . y + second shift without hidden channels. y has
+// 32 CHUNKS channels at most. `shifts` are those of the hidden channels, then the second shift.
 template <typename P, int CHUNKS, int FRAGMENTS, int OUT, typename B>
 __device__ __forceinline__ void mlp(float (&out)[OUT][4], const float (&values)[FRAGMENTS][4], const turbofno_step &step,
-                                    const B &first, const B &second, const float *shift, int t) {
+                                    const B &first, const B &second, const float *shifts, int t) {
     const TileOperand<P, CHUNKS> y(values);
-#pragma unroll
-    for (auto &fragment : out) fragment[0] = fragment[1] = fragment[2] = fragment[3] = 0.0f;
+    // One chunk: `out` takes no registers before it is needed. It begins as the shift, not as zeros: of two products whose unscaled
+    // sums were added to zeros, ptxas 13.0 dropped the first.
+    const bool one_chunk = step.hidden == 32;
+    if (!one_chunk) set_vector(out, shifts + step.hidden, t);
     if (step.hidden == 0) return y.add(out, second, step.terms, 0);
 #pragma unroll 1
     for (int chunk = 0; chunk < step.hidden / 32; ++chunk) {
         float hidden[4][4];
-        make_hidden(hidden, chunk, y, step, first, shift, t);
+        make_hidden(hidden, chunk, y, step, first, shifts, t);
         OperandA<P> a;
         to_operand(a, hidden);
+        if (one_chunk) set_vector(out, shifts + step.hidden, t);
         second.add(out, a, chunk, 0);
     }
 }

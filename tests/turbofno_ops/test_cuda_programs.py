@@ -282,14 +282,15 @@ def test_a_common_layer_also_stores_channel_first(channels: int, precision: str)
 @needs_kernels
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("of", ["x", "mixed"])
+@pytest.mark.parametrize("channels", [32, 64])
 @pytest.mark.parametrize("name", ["layer", "block", "block of norms"])
 def test_nan_of_a_common_program_stays_in_its_batch_element(
-    name: str, of: str, precision: str
+    name: str, channels: int, of: str, precision: str
 ) -> None:
-    steps = to_device(common_programs(64)[name], torch.device("cuda"), torch.float32)
-    stages = CudaStages((40, 130), (1, 9), device=torch.device("cuda"), precision=precision)
-    x = torch.randn(5, 64, 40, 130, device="cuda")
-    mixed = torch.randn(5, 64, 40, row_modes(9, 130), dtype=torch.complex64, device="cuda")
+    steps = to_device(common_programs(channels)[name], torch.device("cuda"), torch.float32)
+    stages = CudaStages((40, 190), (1, 9), device=torch.device("cuda"), precision=precision)
+    x = torch.randn(5, channels, 40, 190, device="cuda")
+    mixed = torch.randn(5, channels, 40, row_modes(9, 190), dtype=torch.complex64, device="cuda")
 
     def results() -> tuple[torch.Tensor, ...]:
         field = stages.convert(x)

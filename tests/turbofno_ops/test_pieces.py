@@ -273,6 +273,27 @@ def test_all_slabs_analyse_the_input_by_one_kernel(
     assert by_transform == {4 in supported}
 
 
+def test_all_slabs_cut_a_program_alike() -> None:
+    """Rows of two slabs, of which one alone would cut the block."""
+    c, grid = 48, (83, 96)
+    mlp = MLP(linear(c, c), "gelu", linear(c, c))
+    block = (
+        *(Synthesis(), Affine(None, torch.randn(c)), AddMap(torch.randn(c, c)), Activate("gelu")),
+        *(mlp, AddGate(torch.randn(c)), Activate("gelu"), Store(), Analyze()),
+    )
+    slabs = [Slab(None, rank, 2) for rank in range(2)]  # type: ignore[arg-type]
+    shapes = [Shape(16, slab.local(grid), c, c, 18, 18, "fp32", *H100) for slab in slabs]
+    alone = [[len(piece.steps) for piece in pieces(block, shape)] for shape in shapes]
+    assert alone[0] != alone[1]
+    for slab, shape in zip(slabs, shapes, strict=True):
+        programs = TilePrograms(
+            device=DEVICE, precision="fp32", limits=H100, settled=True, slab=slab, points=grid[0]
+        )
+        planned = programs.prepare(block, shape).pieces
+        assert [len(piece.steps) for piece, _ in planned] == alone[0]
+        assert {piece.shape.grid for piece, _ in planned} == {shape.grid}
+
+
 def test_only_the_last_kernel_stores_channel_first(
     launched: list[_native.Tile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
