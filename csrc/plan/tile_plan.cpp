@@ -89,7 +89,9 @@ void lay_out(const turbofno_tile &t, TilePlan &p, bool copies_spectra) {
     at = 0;
     allocate(t.modes > 0 ? operand_words(2 * t.modes, block_channels, p.planes) : 0);
     const int copied = copied_words(t.modes, block_channels);
-    const int undefined = p.fragments < 8 && p.planes == 1 ? 32 : 0; // read behind the staged y: 64 rows of 32 channels
+    // Behind the staged y of 32 channels, which wgmma reads as 64 rows: 32 words for the last points. compute-sanitizer counts a read
+    // as 2048 bytes from its first on, which is twice as many.
+    const int undefined = p.fragments < 8 && p.planes == 1 ? 64 : 0;
     const int staging = p.wgmma && t.next_modes > 0 ? 1 + p.planes * 64 * p.fragments + undefined : 0;
     // where a map comes first the staged y is not in use yet
     const bool shares = p.wgmma && p.common && t.modes > 0 && copied < staging;
