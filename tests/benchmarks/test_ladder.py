@@ -18,7 +18,15 @@ from benchmarks.gpu.layers import Inputs
 from benchmarks.gpu.published_kernel import printed_milliseconds, published_milliseconds
 from benchmarks.ops import Layer
 from tests.turbofno_ops.fourier_truth import relative_l2, spectral_conv_truth
-from turbofno_ops import _channels, _cuda, _cuda_product, _gemm, _native, spectral_conv
+from turbofno_ops import (
+    _channels,
+    _cuda,
+    _cuda_product,
+    _cuda_programs,
+    _gemm,
+    _native,
+    spectral_conv,
+)
 from turbofno_ops._stages import AddMap, Analyze, Operands, Results, Source, Step, Store, Synthesis
 from turbofno_ops._support import A100, Device, product_refusal, program_refusal
 from turbofno_ops._torch_stages import TorchStages
@@ -145,7 +153,7 @@ def as_on(
         for module in (_cuda, ladder):
             monkeypatch.setattr(module, "device_limits", lambda _: limits)
         monkeypatch.setattr(_cuda, "device_clusters", lambda _: 0)
-        for module in (_cuda, _native):
+        for module in (_cuda, _cuda_programs, _native):
             monkeypatch.setattr(module, "bytes_of", lambda *_: 4096)
         for module in (_cuda, _cuda_product, _native):
             monkeypatch.setattr(module, "launch", lambda name, *_: launched.append(name))
