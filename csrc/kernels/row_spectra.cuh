@@ -325,11 +325,11 @@ __device__ __forceinline__ void write_spectra(const SpectraLayout<CHANNELS_LAST>
 
 // The same analysis with wgmma. The 64 points of a warpgroup go to shared memory once, split, and wgmma reads them transposed,
 // channels as rows. The row's sums stay in registers: in each block of 64 rows, lane (g, t) has the modes 4n + t of two of the 16
-// rows from 16 rank on, those of column g of both fragments (channel_of). Of 32 channels the low parts are the rows behind the
-// high ones; without low parts these rows are undefined.
+// rows from 16 rank on, those of column g of both fragments (channel_of). Of 32 channels, split, the low parts are the rows behind
+// the high ones.
 template <typename P, int FRAGMENTS> struct WgmmaSums {
-    static constexpr bool kHalf = FRAGMENTS < 8, kStacked = kHalf && P::kSplit; // 32 channels; low parts as rows
-    static constexpr int kBlocks = kHalf ? 1 : FRAGMENTS / 8, kColumns = kWgmmaColumns;
+    static constexpr bool kStacked = FRAGMENTS < 8; // low parts as rows
+    static constexpr int kBlocks = kStacked ? 1 : FRAGMENTS / 8, kColumns = kWgmmaColumns;
     static constexpr int kPitch = (kStacked ? 2 : 1) * FRAGMENTS * kMatrixBytes; // of 8 staged points
     static constexpr int kPlane = (kStacked ? 1 : 8) * FRAGMENTS * kMatrixBytes; // of staged values: high or low parts
     float sums[kBlocks][kColumns][4];
@@ -375,6 +375,7 @@ template <typename P, int FRAGMENTS> struct WgmmaSums {
     // Adds the analysis of the staged values; `table` holds the segment's B operands, `inv_scale` is of both.
     __device__ __forceinline__ void add(const uint4 *staging, const uint4 *table, int first_tile, float inv_scale,
                                         const SegmentPhases &phases, const WarpGroupContext &group) {
+        static_assert(P::kSplit || !kStacked);
         constexpr int kTile = P::kPlanes * 2 * kColumns * kMatrixBytes;
         const unsigned matrices = shared_address(staging + 1);
         fence_proxy_async();
@@ -413,14 +414,14 @@ template <typename P, int FRAGMENTS> struct WgmmaSums {
     __device__ __forceinline__ void write(const SpectraLayout<CHANNELS_LAST> &layout, float2 *row, int first_channel, uint4 *staging,
                                           const WarpGroupContext &group) {
         if constexpr (kStacked) add_low_rows(staging, group);
-        const int rank = kHalf ? group.rank % 2 : group.rank;
+        const int rank = kStacked ? group.rank % 2 : group.rank;
         const int mode0 = group.lane % 4, channel0 = first_channel + 16 * rank + channel_of(0, group.lane / 4);
         const ChannelsWriter<CHANNELS_LAST> write(layout, row, mode0, layout.modes, channel0, group.lane);
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
             for (int n = 0; n < kColumns; ++n) {
-                if (kHalf && (kStacked ? n / kGiven : 0) != group.rank / 2) continue;
+                if (kStacked && n / kGiven != group.rank / 2) continue;
                 const float(&v)[4] = sums[block][n];
                 write(4 * n, 64 * block, {v[0], v[1]}, {v[2], v[3]});
             }

@@ -481,7 +481,11 @@ template <typename P, int FRAGMENTS, bool WGMMA> TileKernel kernel_of(const Tile
 template <typename P> TileKernel kernel_of(const TileArguments &a) {
     switch (a.plan.fragments) {
     case 2: return kernel_of<P, 2, false>(a);
-    case 4: return a.plan.wgmma ? kernel_of<P, 4, true>(a) : kernel_of<P, 4, false>(a);
+    case 4:
+        if constexpr (P::kSplit) {
+            if (a.plan.wgmma) return kernel_of<P, 4, true>(a);
+        }
+        return kernel_of<P, 4, false>(a);
     case 8: return a.plan.wgmma ? kernel_of<P, 8, true>(a) : kernel_of<P, 8, false>(a);
     default: return a.plan.wgmma ? kernel_of<P, 16, true>(a) : kernel_of<P, 16, false>(a);
     }

@@ -89,10 +89,7 @@ void lay_out(const turbofno_tile &t, TilePlan &p, bool copies_spectra) {
     at = 0;
     allocate(t.modes > 0 ? operand_words(2 * t.modes, block_channels, p.planes) : 0);
     const int copied = copied_words(t.modes, block_channels);
-    // Behind the staged y of 32 channels, which wgmma reads as 64 rows: 32 words for the last points. compute-sanitizer counts a read
-    // as 2048 bytes from its first on, which is twice as many.
-    const int undefined = p.fragments < 8 && p.planes == 1 ? 64 : 0;
-    const int staging = p.wgmma && t.next_modes > 0 ? 1 + p.planes * 64 * p.fragments + undefined : 0;
+    const int staging = p.wgmma && t.next_modes > 0 ? 1 + p.planes * 64 * p.fragments : 0;
     // where a map comes first the staged y is not in use yet
     const bool shares = p.wgmma && p.common && t.modes > 0 && copied < staging;
     const int apart = allocate(copies_spectra && !shares ? copied : 0);
@@ -164,7 +161,7 @@ double cost(const turbofno_tile &t, const TilePlan &p, const Work &w) {
     // Warpgroups of 32 channels: more than four of them share the multiprocessor's time.
     const bool narrow = p.wgmma && p.fragments == 4;
     const bool projects = t.step[t.steps - 1].kind == TURBOFNO_PROJECT;
-    const double kind = w.mlps > 0 && !projects ? 1.15 : t.modes == 0 ? 1.08 : p.planes > 1 ? 0.82 : 0.97;
+    const double kind = w.mlps > 0 && !projects ? 1.15 : t.modes == 0 ? 1.08 : 0.82;
     const double pace = narrow ? (p.common ? 1.0 : 1.05) * kind : 1.0;
     const double tile = pace * (narrow ? std::max(1.0, busy / 16) : 1.0) * alone;
 
@@ -247,7 +244,9 @@ void each_plan(const turbofno_tile &t, const std::function<void(const TilePlan &
             p.synthesis_on_chip = tables != 1;
             p.segment_tiles = tables < 2 ? tiles : kLongestSegment >> (tables - 2);
             if ((tables == 1 && t.modes == 0) || (tables > 1 && p.segment_tiles >= tiles)) continue;
-            if (p.wgmma && (!t.warpgroups || p.fragments < 4 || t.next_modes > kMaxWgmmaModes)) continue;
+            // of 32 channels only high and low parts together are the 64 rows of an analysis
+            const int least = p.planes > 1 ? 4 : 8;
+            if (p.wgmma && (!t.warpgroups || p.fragments < least || t.next_modes > kMaxWgmmaModes)) continue;
             if (p.wgmma && p.fragments > kSegmentedFragments && t.next_modes > 0 && p.segment_tiles < tiles) continue;
             find_prefetch(t, p);
             p.common = has_kernel && p.fragments <= 8 && t.width == 8 * p.fragments && p.synthesis_on_chip &&
