@@ -250,6 +250,17 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[_native.Tile]:
     return tiles
 
 
+def slabs_of(count: int) -> list[Slab]:
+    """Slabs of processes that never communicate."""
+    return [Slab(None, rank, count) for rank in range(count)]  # type: ignore[arg-type]
+
+
+def programs_of(slab: Slab, points: int) -> TilePrograms:
+    return TilePrograms(
+        device=DEVICE, precision="fp32", limits=H100, settled=True, slab=slab, points=points
+    )
+
+
 @pytest.mark.parametrize("supported", [range(3), range(3, 9)], ids=["short", "long"])
 def test_all_slabs_analyse_the_input_by_one_kernel(
     supported: range, monkeypatch: pytest.MonkeyPatch
@@ -262,11 +273,8 @@ def test_all_slabs_analyse_the_input_by_one_kernel(
 
     monkeypatch.setattr(_fft_plan, "refusal", refusal)
     by_transform = set()
-    for rank in range(3):
-        slab = Slab(None, rank, 3)  # type: ignore[arg-type]
-        programs = TilePrograms(
-            device=DEVICE, precision="fp32", limits=H100, settled=True, slab=slab, points=10
-        )
+    for slab in slabs_of(3):
+        programs = programs_of(slab, 10)
         shape = Shape(8, slab.local((10, 64)), 2, 2, 0, 16, "fp32", *H100, x_channel_first=True)
         ((_, launches),) = programs.prepare((Source(), Analyze()), shape).pieces
         by_transform.add(isinstance(launches, Transform))
@@ -281,15 +289,12 @@ def test_all_slabs_cut_a_program_alike() -> None:
         *(Synthesis(), Affine(None, torch.randn(c)), AddMap(torch.randn(c, c)), Activate("gelu")),
         *(mlp, AddGate(torch.randn(c)), Activate("gelu"), Store(), Analyze()),
     )
-    slabs = [Slab(None, rank, 2) for rank in range(2)]  # type: ignore[arg-type]
+    slabs = slabs_of(2)
     shapes = [Shape(16, slab.local(grid), c, c, 18, 18, "fp32", *H100) for slab in slabs]
     alone = [[len(piece.steps) for piece in pieces(block, shape)] for shape in shapes]
     assert alone[0] != alone[1]
     for slab, shape in zip(slabs, shapes, strict=True):
-        programs = TilePrograms(
-            device=DEVICE, precision="fp32", limits=H100, settled=True, slab=slab, points=grid[0]
-        )
-        planned = programs.prepare(block, shape).pieces
+        planned = programs_of(slab, grid[0]).prepare(block, shape).pieces
         assert [len(piece.steps) for piece, _ in planned] == alone[0]
         assert {piece.shape.grid for piece, _ in planned} == {shape.grid}
 
