@@ -252,10 +252,12 @@ class CudaStages:
         for step, to in zip(steps, tile.step, strict=False):
             if isinstance(step, Weighted):
                 given_now = weights.get(step)
-                operands = (
-                    cached_operands(step, tile.width, self._precision)
-                    if given_now is None
-                    else operands_of(given_now, tile.width, self._precision)
+                pack = cached_operands if given_now is None else operands_of
+                operands = pack(
+                    given_now or step,
+                    tile.width,
+                    self._precision,
+                    maps_few=bool(kernel.plan.maps_few),
                 )
                 for name, operand in zip(operands._fields, operands, strict=True):
                     if operand is not None:

@@ -16,7 +16,7 @@ LIBRARY = "libturbofno_cuda.so"
 MAX_STEPS = 16
 PLAN_WORDS = 128
 DOT_OUTPUTS = 4
-ABI = 1382120296
+ABI = 1924253317
 LIBRARY_VARIABLE = "TURBOFNO_LIBRARY"
 """Environment variable with the path of another build of the library."""
 
@@ -68,7 +68,7 @@ class TilePlan(ctypes.Structure):
     _fields_: ClassVar = [
         ("workspace_bytes", c_int64),
         ("cost", c_double),
-        *[(name, c_int32) for name in ("segment_points", "stores_split")],
+        *[(name, c_int32) for name in ("segment_points", "stores_split", "maps_few")],
         ("opaque", c_int32 * PLAN_WORDS),
     ]
 

@@ -40,6 +40,9 @@ _PROJECTED = 16
 # Most channels times modes for which a program also analyses its result. Beyond, the sums leave shared memory for few
 # warps, and a separate analysis kernel is faster (H200).
 _MAX_FUSED_SUMS = 1024
+_MOST_SPLIT = (
+    64  # channels of a field that a kernel stores split (stores_split in csrc/plan/tile_plan.cpp)
+)
 _WORTH_A_CUT = 0.8  # of the cost of one kernel; costs do not count that y passes through memory
 _KINDS = {
     Source: 0,
@@ -223,16 +226,16 @@ class StepOperands(NamedTuple):
     second_shift: torch.Tensor | None = None
 
 
-_kept: WeakKeyDictionary[Weighted, dict[tuple[str, int], StepOperands]] = WeakKeyDictionary()
+_kept: WeakKeyDictionary[Weighted, dict[tuple[str, int, bool], StepOperands]] = WeakKeyDictionary()
 
 
-def cached_operands(step: Weighted, width: int, precision: str) -> StepOperands:
-    """Return the operands of a step for a tile of `width` channels, cached for the lifetime of the step."""
+def cached_operands(step: Weighted, width: int, precision: str, *, maps_few: bool) -> StepOperands:
+    """Return the operands of a step, as `operands_of` packs them, cached for the lifetime of the step."""
     made = _kept.setdefault(step, {})
-    key = (precision, width)
+    key = (precision, width, maps_few)
     if key not in made:
         with torch.inference_mode(False), torch.no_grad():
-            made[key] = operands_of(step, width, precision)
+            made[key] = operands_of(step, width, precision, maps_few=maps_few)
     return made[key]
 
 
@@ -248,9 +251,14 @@ def cached_operand_bytes(steps: Iterable[Step]) -> int:
     )
 
 
-def operands_of(step: Weighted, width: int, precision: str) -> StepOperands:
-    """Pack the current weights of a step, on the current stream."""
+def operands_of(step: Weighted, width: int, precision: str, *, maps_few: bool) -> StepOperands:
+    """Pack the current weights of a step for a tile of `width` channels, on the current stream.
+
+    `maps_few` is that of the plan (turbofno_tile_plan): the weights of a map are not packed.
+    """
     match step:
+        case AddMap(weight) if maps_few:
+            return StepOperands(first=_rows(weight.T, width))
         case AddMap(weight):
             return StepOperands(first=_packed(weight, width, precision))
         case AddGate(weight):
@@ -388,32 +396,41 @@ def _is_wide(steps: tuple[Step, ...]) -> bool:
 
 
 def _pieces_of_wide(steps: tuple[Step, ...], shape: Shape) -> Iterator[Piece]:
-    """Split a program that begins with a channel MLP or projection of a stored field: blocks of it, then what follows."""
+    """Split a program that begins with a channel MLP or projection of a stored field: blocks of it, then what follows.
+
+    A gate directly behind the MLP comes first, where the kernels can load x: y begins as the gate times x.
+    """
     first, wide, *after = steps
     assert isinstance(wide, MLP | Project)
     of_input = isinstance(first, Source)
     field = "x" if of_input else "saved"
     of_field = shape._replace(x_channels=shape.channels, x_channel_first=of_input)
     blocks = blocks_of(wide)
+    begin: tuple[Step, ...] = ()
+    loads_x = not shape.x_channel_first and shape.x_channels > _MOST_SPLIT
+    match after:
+        case [AddGate(gate), *rest_of_after] if loads_x:
+            begin, after = (Restore(), Affine(gate, None)), rest_of_after
     for i, block in enumerate(blocks):
         x, of_x = field, of_field
         if block.hidden:
             yield _piece(block.hidden, of_field, ends=False, x=field, to="hidden")
             hidden = widths(block.hidden, 0)[-1]
             x, of_x = "hidden", shape._replace(x_channels=hidden, x_channel_first=False)
-        out: tuple[Step, ...] = (Restore(), *block.out) if i else block.out
+        out: tuple[Step, ...] = (Restore(), *block.out) if i else (*begin, *block.out)
+        y = "x" if begin and i == 0 else "sum"
         of_x = of_x._replace(channels=widths(block.out, 0)[-1])
         if i < len(blocks) - 1:
-            yield _piece(out, of_x, ends=False, x=x, y="sum", to="sum")
+            yield _piece(out, of_x, ends=False, x=x, y=y, to="sum")
         elif isinstance(wide, Project):
-            yield _piece((*out, Store()), of_x, ends=True, x=x, y="sum", to="out")
+            yield _piece((*out, Store()), of_x, ends=True, x=x, y=y, to="out")
         else:
             # what reads the program's x is for later pieces
             reads = (k for k, step in enumerate(after) if isinstance(step, AddMap | AddGate))
             own = (*out, *after[: next(reads, len(after))])
-            cut = _first_piece_length(own, of_x)
+            cut = max(_first_piece_length(own, of_x), len(out))
             rest = (*out, *after)[cut:]
-            yield _piece(own[:cut], of_x, ends=not rest, x=x, y="sum")
+            yield _piece(own[:cut], of_x, ends=not rest, x=x, y=y)
             if rest:
                 saved = widths(own[:cut], of_x.channels)[-1]
                 yield from pieces((Restore(), *rest), shape._replace(channels=saved))

@@ -56,7 +56,9 @@ def stored_channels(step: MLP | Project) -> int:
     maps = (step.first, step.second) if isinstance(step, MLP) else step.maps
     (hidden, channels), out = maps[0].weight.shape, len(maps[-1].weight)
     widest = max(channels, out)
-    if widest <= _ALWAYS_HELD and hidden * widest <= _ALWAYS_HELD**2:
+    # kernels hold whole chunks of 32 channels
+    held, held_hidden = (-(-count // 32) * 32 for count in (widest, hidden))
+    if held <= _ALWAYS_HELD and held_hidden * held <= _ALWAYS_HELD**2:
         return channels if isinstance(step, MLP) and hidden * channels >= _MAY_BEGIN else 0
     return min(hidden, _BLOCK) + (2 if hidden > _BLOCK else 1) * out
 

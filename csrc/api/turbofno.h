@@ -105,12 +105,12 @@ typedef struct {
     int32_t hidden; /* channels between first and second */
     int32_t per_sample; /* scale and shift are [batch][width] */
     const void *field;
-    const void *first, *second; /* B operands, turbofno_pack_operand; see PROJECT */
+    const void *first, *second; /* B operands, turbofno_pack_operand; see PROJECT and turbofno_tile_plan.maps_few */
     const float *scale, *shift, *second_shift; /* [width] or null. MLP and PROJECT: shift [hidden], second_shift [width],
                                                   PROJECT's [16]. Zero padded */
 } turbofno_step;
 
-#define TURBOFNO_ABI 1382120296 /* checksum of this header's declarations; test_abi.py has the new one after a change */
+#define TURBOFNO_ABI 1924253317 /* checksum of this header's declarations; test_abi.py has the new one after a change */
 #define TURBOFNO_MAX_STEPS 16
 #define TURBOFNO_DOT_OUTPUTS 4
 #define TURBOFNO_PLAN_WORDS 128
@@ -148,6 +148,7 @@ typedef struct {
     double cost; /* estimated time, in one unit for all programs of a device */
     int32_t segment_points; /* points of the tables: a row's, or fewer */
     int32_t stores_split; /* 1: STORE writes a split field, unless it is channel first */
+    int32_t maps_few; /* 1: first of ADD_MAP is no B operand but float32 [terms][width] */
     int32_t opaque[TURBOFNO_PLAN_WORDS]; /* csrc/plan/tile_plan.h */
 } turbofno_tile_plan;
 

@@ -59,18 +59,35 @@ template <int FRAGMENTS, typename F> __device__ __forceinline__ void apply(float
     }
 }
 
+// v tanh(log(1 + e^v)), with one exponential: tanh(log(u)) = (u^2 - 1) / (u^2 + 1)
+__device__ __forceinline__ float mish(float v) {
+    const float e = exp2_fast(1.4426950408889634f * fminf(v, 40.0f)), n = e * (e + 2.0f);
+    return v * __fdividef(n, n + 2.0f);
+}
+
+template <typename F> __device__ __forceinline__ float4 of_four(float4 v, const F &f) { return {f(v.x), f(v.y), f(v.z), f(v.w)}; }
+
 // Rare activations share one function that is not inlined, to keep the kernels small.
-static __device__ __noinline__ float rare_activation(float v, int activation, float parameter) {
+static __device__ __noinline__ float4 rare_activation(float4 four, int activation, float parameter) {
     switch (activation) {
-    case TURBOFNO_LEAKY_RELU: return v > 0.0f ? v : parameter * v;
-    case TURBOFNO_ELU: return v > 0.0f ? v : parameter * expm1f(v);
-    case TURBOFNO_SELU: return 1.0507009873554805f * (v > 0.0f ? v : 1.6732632423543772f * expm1f(v));
-    case TURBOFNO_MISH: return v * tanhf(softplus(v));
-    case TURBOFNO_SIN: return sinf(v);
-    case TURBOFNO_SOFTPLUS: return softplus(v);
-    case TURBOFNO_HARDTANH: return clamped(v, -1.0f, 1.0f);
-    case TURBOFNO_HARDSWISH: return v * clamped(fmaf(v, 1.0f / 6.0f, 0.5f), 0.0f, 1.0f);
-    default: return clamped(fmaf(v, 1.0f / 6.0f, 0.5f), 0.0f, 1.0f); // TURBOFNO_HARDSIGMOID
+    case TURBOFNO_LEAKY_RELU:
+        return of_four(four, [=](float v) { return v > 0.0f ? v : parameter * v; });
+    case TURBOFNO_ELU:
+        return of_four(four, [=](float v) { return v > 0.0f ? v : parameter * expm1f(v); });
+    case TURBOFNO_SELU:
+        return of_four(four, [](float v) { return 1.0507009873554805f * (v > 0.0f ? v : 1.6732632423543772f * expm1f(v)); });
+    case TURBOFNO_MISH:
+        return of_four(four, [](float v) { return mish(v); });
+    case TURBOFNO_SIN:
+        return of_four(four, [](float v) { return sinf(v); });
+    case TURBOFNO_SOFTPLUS:
+        return of_four(four, [](float v) { return softplus(v); });
+    case TURBOFNO_HARDTANH:
+        return of_four(four, [](float v) { return clamped(v, -1.0f, 1.0f); });
+    case TURBOFNO_HARDSWISH:
+        return of_four(four, [](float v) { return v * clamped(fmaf(v, 1.0f / 6.0f, 0.5f), 0.0f, 1.0f); });
+    default: // TURBOFNO_HARDSIGMOID
+        return of_four(four, [](float v) { return clamped(fmaf(v, 1.0f / 6.0f, 0.5f), 0.0f, 1.0f); });
     }
 }
 
@@ -93,7 +110,11 @@ __device__ __forceinline__ void activate(float (&values)[FRAGMENTS][4], int acti
     case TURBOFNO_TANH:
         return apply(values, [](float v) { return tanhf(v); });
     default:
-        return apply(values, [=](float v) { return rare_activation(v, activation, parameter); });
+#pragma unroll
+        for (auto &v : values) {
+            const float4 of = rare_activation({v[0], v[1], v[2], v[3]}, activation, parameter);
+            v[0] = of.x, v[1] = of.y, v[2] = of.z, v[3] = of.w;
+        }
     }
 }
 

@@ -182,15 +182,21 @@ template <typename From> struct SplitPoints {
     }
 };
 
-// Loads the A operand of channels 32q .. 32q + 31 of a tile.
+// Makes the A operand of 32 channels of a tile.
+template <typename P>
+__device__ __forceinline__ void to_operand(OperandA<P> &a, const float4 (&first)[2], const float4 (&second)[2]) {
+    float four[4][4];
+    to_fragments(four[0], four[1], first);
+    to_fragments(four[2], four[3], second);
+    to_operand(a, four);
+}
+
+// Loads that of the channels 32q .. 32q + 31.
 template <typename P, typename From> __device__ __forceinline__ void load_operand(OperandA<P> &a, const From &x, int q) {
     float4 points[2][2];
     x.load(points[0], 2 * q);
     x.load(points[1], 2 * q + 1);
-    float four[4][4];
-    to_fragments(four[0], four[1], points[0]);
-    to_fragments(four[2], four[3], points[1]);
-    to_operand(a, four);
+    to_operand(a, points[0], points[1]);
 }
 
 template <typename P, typename From>

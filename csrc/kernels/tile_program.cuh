@@ -76,14 +76,14 @@ template <int FRAGMENTS, uint64_t PROGRAM> __device__ __forceinline__ turbofno_s
     step.kind = kind;
     step.activation = TURBOFNO_GELU;
     if (kind != TURBOFNO_AFFINE) step.per_sample = 0;
-    if (kind == TURBOFNO_PROJECT || (kInput && kind == TURBOFNO_LOAD)) {
+    if (kind == TURBOFNO_PROJECT || kind == kAddInput || (kInput && kind == TURBOFNO_LOAD)) {
         step.channel_first = 1;
     } else {
         step.channel_first = 0;
         step.channels = 8 * FRAGMENTS;
     }
-    if (!(kInput && kind == TURBOFNO_MLP)) step.terms = 8 * FRAGMENTS;
-    if (PROGRAM == kBlock && kind == TURBOFNO_MLP) step.hidden = kCommonHidden;
+    if (kind != kAddInput && !(kInput && kind == TURBOFNO_MLP)) step.terms = 8 * FRAGMENTS;
+    if (PROGRAM == kBlock && FRAGMENTS <= kMostFragments && kind == TURBOFNO_MLP) step.hidden = kCommonHidden;
     if (kind == TURBOFNO_MLP || kind == TURBOFNO_PROJECT) {
         if (step.hidden == 0) __builtin_unreachable();
     }
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
     // while the spectra of the row arrive; these take the factor.
     constexpr bool kMapsFirst = COMMON && kind_of(PROGRAM, 0) == TURBOFNO_SYNTHESIS;
     constexpr bool kStagesLate = kMapsFirst && WGMMA; // spectra are copied when a row begins, not while the last one is computed
-    constexpr bool kStoresSplit = COMMON && P::kSplit; // if it also analyses
+    constexpr bool kStoresSplit = COMMON && P::kSplit && FRAGMENTS <= kMostFragments; // if it also analyses
     extern __shared__ uint4 shared[];
     const turbofno_tile &t = a.tile;
     const TilePlan &plan = a.plan;
@@ -123,7 +123,13 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
     const auto copy_weights = [&](int i, int kind) {
         const turbofno_step step = step_of(i, kind);
         float *const vectors = reinterpret_cast<float *>(shared + plan.vectors_at[i]);
-        if (kind == TURBOFNO_ADD_MAP) {
+        if (kind == kAddInput) {
+            auto *const to = reinterpret_cast<float *>(shared + plan.first_at[i]);
+            for (int c = 0; c < step.terms; ++c) {
+                const float *from = static_cast<const float *>(step.first) + c * t.width;
+                copy_vector(to + c * (8 * FRAGMENTS), from, 8 * FRAGMENTS, first_channel, t.width);
+            }
+        } else if (kind == TURBOFNO_ADD_MAP) {
             copy_operand<P, B>(shared + plan.first_at[i], step.first, step.terms, FRAGMENTS / 2, first_channel / 16, pairs_all);
         } else if (kind == TURBOFNO_ADD_GATE || (kind == TURBOFNO_AFFINE && !step.per_sample)) {
             copy_vector(vectors, step.scale, 8 * FRAGMENTS, first_channel, t.width);
@@ -194,8 +200,8 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
         unit.at.point = first_point(unit.split);
         return unit;
     };
-    const int prefetch_first = COMMON ? first_prefetched(PROGRAM) : plan.prefetch_first;
-    const int prefetch_last = COMMON ? last_prefetched(PROGRAM) : plan.prefetch_last;
+    const int prefetch_first = COMMON ? first_prefetched(PROGRAM, FRAGMENTS) : plan.prefetch_first;
+    const int prefetch_last = COMMON ? last_prefetched(PROGRAM, FRAGMENTS) : plan.prefetch_last;
     const turbofno_step &prefetched = t.step[max(prefetch_first, 0)];
     uint4 *const buffer = own + plan.prefetch_at + group.rank * plan.prefetch_words;
     PrefetchBuffer prefetch(buffer + 1, buffer, prefetch_first >= 0, lane);
@@ -334,9 +340,16 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                             if (step.shift != nullptr) add_vector(values, vectors + 8 * FRAGMENTS, lane_t);
                         }
                         break;
+                    case kAddInput:
+                        if constexpr (PROGRAM == kFirstLayer) {
+                            // from the first channel on, whatever the lane
+                            const ChannelFirstPoints x(step.field, step.channels, 0, outer, t.points, at, lane - lane_t);
+                            add_few(values, x, reinterpret_cast<const float *>(shared + plan.first_at[i]), step.terms, lane_t);
+                        }
+                        break;
                     case TURBOFNO_ADD_MAP: {
                         const B map(shared + plan.first_at[i], step.terms, FRAGMENTS / 2, lane);
-                        read(0, [&](const auto &x) { add_map<P>(values, x, step.terms, map); });
+                        read(0, [&](const auto &x) { add_map<P, (COMMON && FRAGMENTS > kMostFragments)>(values, x, step.terms, map); });
                         break;
                     }
                     case TURBOFNO_ADD_GATE:
@@ -408,7 +421,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                 };
                 if constexpr (kMapsFirst) {
                     run(1, TURBOFNO_AFFINE);
-                    run(2, TURBOFNO_ADD_MAP);
+                    run(2, kind_of(PROGRAM, 2));
                     run(0, TURBOFNO_SYNTHESIS);
                     for_each_step<PROGRAM, 3>(columns > 0, run);
                 } else if constexpr (PROGRAM != 0) {
@@ -454,8 +467,10 @@ TileKernel kernel_of_programs(const TileArguments &a) {
         constexpr bool kWide = is_wide(PROGRAM);
         if (a.plan.wide != kWide || !serves(PROGRAM, a.tile)) return kernel_of_programs<P, FRAGMENTS, WGMMA, OTHERS...>(a);
         if (!a.common) {
-            if constexpr (FRAGMENTS == 2 && PROGRAM != kLayer) {
-                return kernel_of_programs<P, FRAGMENTS, WGMMA>(a); // rare, and compiling takes long
+            // of the others compiling takes long
+            constexpr bool kHasKernel = FRAGMENTS == 2 ? PROGRAM == kLayer || PROGRAM == kFirstLayer : FRAGMENTS <= kMostFragments;
+            if constexpr (!kHasKernel) {
+                return kernel_of_programs<P, FRAGMENTS, WGMMA>(a);
             } else {
                 return tile_program<P, FRAGMENTS, kWide, WGMMA, PROGRAM, false, Layouts::kBoth>;
             }
@@ -467,12 +482,18 @@ TileKernel kernel_of_programs(const TileArguments &a) {
 
 template <typename P, int FRAGMENTS, bool WGMMA, size_t... I>
 TileKernel kernel_of_all(const TileArguments &a, std::index_sequence<I...>) {
-    return kernel_of_programs<P, FRAGMENTS, WGMMA, kPrograms[I]...>(a);
+    if constexpr (FRAGMENTS <= kMostFragments) {
+        return kernel_of_programs<P, FRAGMENTS, WGMMA, kPrograms[I]...>(a);
+    } else {
+        return kernel_of_programs<P, FRAGMENTS, WGMMA, kWidePrograms[I]...>(a);
+    }
 }
 
 template <typename P, int FRAGMENTS, bool WGMMA> TileKernel kernel_of(const TileArguments &a) {
-    if constexpr (FRAGMENTS <= 8) {
+    if constexpr (FRAGMENTS <= kMostFragments) {
         return kernel_of_all<P, FRAGMENTS, WGMMA>(a, std::make_index_sequence<std::size(kPrograms)>());
+    } else if constexpr (WGMMA) {
+        return kernel_of_all<P, FRAGMENTS, WGMMA>(a, std::make_index_sequence<std::size(kWidePrograms)>());
     } else {
         return kernel_of_programs<P, FRAGMENTS, WGMMA>(a);
     }

@@ -2,6 +2,7 @@
 // t of four holds the channels 4t .. 4t + 3 of every 16.
 #pragma once
 
+#include "../plan/tile_programs.h"
 #include "activations.cuh"
 #include "tile_fields.cuh"
 #include "warp_mma.cuh"
@@ -142,14 +143,52 @@ __device__ __forceinline__ void project_few(float (&out)[2][4], const float (&va
     }
 }
 
-// values += weight . x, 32 channels of x at a time.
-template <typename P, int FRAGMENTS, typename From, typename B>
+// values += weight . x, 32 channels of x at a time. Reads them AT_ONCE, x having as many channels as y, or one after the other.
+template <typename P, bool AT_ONCE, int FRAGMENTS, typename From, typename B>
 __device__ __forceinline__ void add_map(float (&values)[FRAGMENTS][4], const From &x, int terms, const B &map) {
+    if constexpr (AT_ONCE) {
+        float4 points[FRAGMENTS / 2][2];
+#pragma unroll
+        for (int s = 0; s < FRAGMENTS / 2; ++s) x.load(points[s], s);
+#pragma unroll
+        for (int q = 0; q < FRAGMENTS / 4; ++q) {
+            OperandA<P> a;
+            to_operand(a, points[2 * q], points[2 * q + 1]);
+            map.add(values, a, q, 0);
+        }
+    } else {
 #pragma unroll 1
-    for (int q = 0; 32 * q < terms; ++q) {
-        OperandA<P> a;
-        load_operand(a, x, q);
-        map.add(values, a, q, 0);
+        for (int q = 0; 32 * q < terms; ++q) {
+            OperandA<P> a;
+            load_operand(a, x, q);
+            map.add(values, a, q, 0);
+        }
+    }
+}
+
+// values += x . weights for at most kMostInputs channels of x; `weights` are [terms][8 FRAGMENTS].
+template <int FRAGMENTS>
+__device__ __forceinline__ void add_few(float (&values)[FRAGMENTS][4], const ChannelFirstPoints &x, const float *weights, int terms,
+                                        int t) {
+    float points[kMostInputs][2];
+#pragma unroll
+    for (int c = 0; c < kMostInputs; ++c) { // all loads at once
+#pragma unroll
+        for (int second = 0; second < 2; ++second) points[c][second] = c < terms ? x.at[second][c * x.stride] : 0.0f;
+    }
+#pragma unroll
+    for (int c = 0; c < kMostInputs; ++c) {
+        if (c >= terms) break;
+#pragma unroll
+        for (int s = 0; s < FRAGMENTS / 2; ++s) {
+            const float4 w = load_four(weights + c * (8 * FRAGMENTS) + 16 * s + 4 * t);
+#pragma unroll
+            for (int second = 0; second < 2; ++second) {
+                float *even = &values[2 * s][2 * second], *odd = &values[2 * s + 1][2 * second];
+                even[0] = fmaf(w.x, points[c][second], even[0]), even[1] = fmaf(w.y, points[c][second], even[1]);
+                odd[0] = fmaf(w.z, points[c][second], odd[0]), odd[1] = fmaf(w.w, points[c][second], odd[1]);
+            }
+        }
     }
 }
 

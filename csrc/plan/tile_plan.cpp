@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <iterator>
 
 namespace turbofno {
 namespace {
@@ -67,7 +66,10 @@ void lay_out(const turbofno_tile &t, TilePlan &p, bool copies_spectra) {
     for (int i = 0; i < t.steps; ++i) {
         const turbofno_step &step = t.step[i];
         p.first_at[i] = p.second_at[i] = -1;
-        if (step.kind == TURBOFNO_ADD_MAP) p.first_at[i] = allocate(operand_words(step.terms, block_channels, p.planes));
+        if (step.kind == TURBOFNO_ADD_MAP) {
+            p.first_at[i] = allocate(p.maps_few ? step.terms * block_channels / 4
+                                                : operand_words(step.terms, block_channels, p.planes));
+        }
         if (!is_mlp_or_projection(step)) continue;
         const int out = step.kind == TURBOFNO_PROJECT ? kMaxProjected : block_channels;
         if (step.hidden > 0) p.first_at[i] = allocate(operand_words(step.terms, step.hidden, p.planes));
@@ -106,7 +108,7 @@ void lay_out(const turbofno_tile &t, TilePlan &p, bool copies_spectra) {
 void distribute(const turbofno_tile &t, TilePlan &p) {
     const int64_t rows = t.batch * t.outer, groups = p.warps / p.group_warps;
     const int tiles = ceil_div(t.points, kTilePoints);
-    p.stores_split = p.common && t.precision == TURBOFNO_FP32 && t.next_modes > 0;
+    p.stores_split = p.common && p.fragments <= kMostFragments && t.precision == TURBOFNO_FP32 && t.next_modes > 0;
     p.splits = ceil_div(tiles, p.split_tiles);
     p.split_segments = p.segment_tiles < tiles ? p.split_tiles / p.segment_tiles : 0;
     p.blocks = int(std::min<int64_t>(ceil_div(rows * p.splits, groups), ceil_div(t.multiprocessors, p.channel_tiles)));
@@ -162,7 +164,8 @@ double cost(const turbofno_tile &t, const TilePlan &p, const Work &w) {
     const bool narrow = p.wgmma && p.fragments == 4;
     const bool projects = t.step[t.steps - 1].kind == TURBOFNO_PROJECT;
     const double kind = w.mlps > 0 && !projects ? 1.15 : t.modes == 0 ? 1.08 : 0.82;
-    const double pace = narrow ? (p.common ? 1.0 : 1.05) * kind : 1.0;
+    const double wide = p.common && p.fragments > kMostFragments ? 0.7 : 1.0;
+    const double pace = narrow ? (p.common ? 1.0 : 1.05) * kind : wide;
     const double tile = pace * (narrow ? std::max(1.0, busy / 16) : 1.0) * alone;
 
     // Staging of spectra: a warp's blocks of 32 terms by 16 channels one after the other. A copy that is under way while the group
@@ -228,12 +231,14 @@ void each_plan(const turbofno_tile &t, const std::function<void(const TilePlan &
     // A split row's analysis is summed in memory: worth it where multiprocessors would have no row, or splits are much larger.
     const bool summed = t.next_modes > 0 && t.points < 64 * t.next_modes;
     const int64_t split_below = (summed ? 1 : 16) * int64_t(t.multiprocessors);
-    const bool has_kernel = std::any_of(std::begin(kPrograms), std::end(kPrograms), [&](uint64_t one) { return serves(one, t); });
+    const bool has_kernel = any_serves(kPrograms, t), has_wide_kernel = any_serves(kWidePrograms, t);
+    const bool first = serves(kFirstLayer, t);
     const Work work = work_of(t);
     for (p.fragments = 2; p.fragments <= kMaxFragments; p.fragments *= 2) {
         const bool whole = 8 * p.fragments >= t.width;
         if (!whole && (p.wide || p.fragments < 8)) continue;
         p.channel_tiles = ceil_div(t.width, 8 * p.fragments);
+        p.maps_few = first && p.fragments <= kMostFragments;
         for (int choice = 0; choice < 8 * (kSegments + 2); ++choice) {
             // tables of a row in shared memory, of a row through L1, of shorter and shorter segments
             const int tables = choice / 8;
@@ -249,13 +254,12 @@ void each_plan(const turbofno_tile &t, const std::function<void(const TilePlan &
             if (p.wgmma && (!t.warpgroups || p.fragments < least || t.next_modes > kMaxWgmmaModes)) continue;
             if (p.wgmma && p.fragments > kSegmentedFragments && t.next_modes > 0 && p.segment_tiles < tiles) continue;
             find_prefetch(t, p);
-            p.common = has_kernel && p.fragments <= 8 && t.width == 8 * p.fragments && p.synthesis_on_chip &&
-                       is_common(t, t.width);
-            if (choice & 1) {
-                if (p.prefetch_first < 0) continue;
-                p.common = false;
-                p.prefetch_first = p.prefetch_last = -1;
-            }
+            const bool reads_directly = choice & 1;
+            if (reads_directly && p.prefetch_first < 0) continue;
+            if (reads_directly) p.prefetch_first = p.prefetch_last = -1;
+            const bool fits_kernel = p.fragments <= kMostFragments ? has_kernel && !reads_directly
+                                                                   : has_wide_kernel && p.wgmma && p.prefetch_first < 0;
+            p.common = fits_kernel && t.width == 8 * p.fragments && p.synthesis_on_chip && is_common(t, t.width);
             for (p.group_warps = p.wgmma ? kWarpgroupWarps : 1; p.group_warps <= (p.wgmma ? kWarpgroupWarps : 16);
                  p.group_warps *= 2) {
                 // a warp's next tile is as far away in the next segment as in the same one
@@ -293,6 +297,7 @@ void describe(const turbofno_tile &t, const TilePlan &p, turbofno_tile_plan &pre
     prepared.workspace_bytes = int64_t(p.workspace_bytes);
     prepared.cost = p.cost;
     prepared.stores_split = p.stores_split;
+    prepared.maps_few = p.maps_few;
 }
 
 } // namespace turbofno

@@ -21,6 +21,7 @@ struct TilePlan {
     int fragments; // of y, held by a warp: 2, 4, 8 or 16
     bool common; // has a kernel of its own, and what most networks have in common (tile_programs.h)
     bool stores_split; // the field that it stores is split (turbofno.h), because the analysis splits it anyway
+    bool maps_few; // its map takes few channels of the network's input, on ordinary cores (tile_programs.h)
     bool wide; // has an MLP or projection, which needs registers for a second tile
     int channel_tiles; // blocks that hold different channels of the same rows
     int warps, group_warps; // warps of a block; of a group

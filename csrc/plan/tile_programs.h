@@ -5,9 +5,17 @@
 
 namespace turbofno {
 
+// In programs: an ADD_MAP of so few channels of the network's input that ordinary cores are faster than tensor cores, which take 16
+// terms.
+constexpr int kAddInput = TURBOFNO_PROJECT + 1, kMostInputs = 6;
+
+inline bool is_input_map(const turbofno_step &step) {
+    return step.kind == TURBOFNO_ADD_MAP && step.channel_first && step.terms <= kMostInputs;
+}
+
 // Encodes a program as a number: four bits per step, its kind plus one.
 constexpr uint64_t program() { return 0; }
-template <typename... Kinds> constexpr uint64_t program(turbofno_step_kind first, Kinds... others) {
+template <typename... Kinds> constexpr uint64_t program(int first, Kinds... others) {
     return uint64_t(first + 1) | program(others...) << 4;
 }
 
@@ -16,8 +24,9 @@ TURBOFNO_HOST_DEVICE constexpr int kind_of(uint64_t program, int step) { return 
 
 // True if the tile's steps are those of `program`, or all but a final analysis.
 inline bool serves(uint64_t program, const turbofno_tile &tile) {
+    const auto is = [](int kind, const turbofno_step &step) { return kind == kAddInput ? is_input_map(step) : kind == step.kind; };
     int i = 0;
-    while (i < tile.steps && kind_of(program, i) == tile.step[i].kind) ++i;
+    while (i < tile.steps && is(kind_of(program, i), tile.step[i])) ++i;
     return i == tile.steps && (kind_of(program, i) < 0 || (kind_of(program, i) == TURBOFNO_ANALYZE && kind_of(program, i + 1) < 0));
 }
 
@@ -34,6 +43,8 @@ constexpr bool is_wide(uint64_t program) {
 // turbofno_ops/_tile_program.py sorts commuting steps into this order.
 constexpr uint64_t kLayer = program(TURBOFNO_SYNTHESIS, TURBOFNO_AFFINE, TURBOFNO_ADD_MAP, TURBOFNO_ACTIVATE,
                                     TURBOFNO_STORE, TURBOFNO_ANALYZE);
+constexpr uint64_t kFirstLayer = program(TURBOFNO_SYNTHESIS, TURBOFNO_AFFINE, kAddInput, TURBOFNO_ACTIVATE,
+                                         TURBOFNO_STORE, TURBOFNO_ANALYZE);
 constexpr uint64_t kLastLayer = program(TURBOFNO_SYNTHESIS, TURBOFNO_AFFINE, TURBOFNO_ADD_MAP, TURBOFNO_PROJECT);
 constexpr uint64_t kBlock = program(TURBOFNO_SYNTHESIS, TURBOFNO_AFFINE, TURBOFNO_ADD_MAP, TURBOFNO_ACTIVATE,
                                     TURBOFNO_MLP, TURBOFNO_ADD_GATE, TURBOFNO_ACTIVATE, TURBOFNO_STORE, TURBOFNO_ANALYZE);
@@ -48,42 +59,57 @@ constexpr uint64_t kAfterNorm = program(TURBOFNO_LOAD, TURBOFNO_AFFINE, TURBOFNO
 constexpr uint64_t kAfterLastNorm = program(TURBOFNO_LOAD, TURBOFNO_AFFINE, TURBOFNO_PROJECT);
 constexpr uint64_t kLifting = program(TURBOFNO_LOAD, TURBOFNO_MLP, TURBOFNO_STORE, TURBOFNO_ANALYZE);
 
+// The programs with kernels of their own. The first that serves a tile is taken.
+constexpr uint64_t kPrograms[] = {kFirstLayer, kLayer, kLastLayer, kBlock, kLastBlock,
+                                  kNormedBlock, kLastNormedBlock, kAfterNorm, kAfterLastNorm, kLifting};
+constexpr int kMostFragments = 8; // of these kernels
+
+// Those with kernels for 128 channels, for common networks and warpgroups only. Their weights leave no room to prefetch x.
+constexpr uint64_t kWidePrograms[] = {kLayer, kBlock, kNormedBlock, kLastNormedBlock, kLifting};
+
 // The first and last step that read the prefetched field in common networks (find_prefetch in tile_plan.cpp); -1 if none does.
-// The input of a network is channel first, so a lifting prefetches nothing.
-TURBOFNO_HOST_DEVICE constexpr int first_prefetched(uint64_t program) {
-    if (program == kLifting) return -1;
+// The input of a network is channel first, so it is not prefetched.
+TURBOFNO_HOST_DEVICE constexpr int first_prefetched(uint64_t program, int fragments) {
+    if (program == kLifting || program == kFirstLayer || fragments > kMostFragments) return -1;
     int i = 0;
     while (kind_of(program, i) >= 0 && kind_of(program, i) != TURBOFNO_ADD_MAP && kind_of(program, i) != TURBOFNO_ADD_GATE) ++i;
     return kind_of(program, i) >= 0 ? i : 0;
 }
-TURBOFNO_HOST_DEVICE constexpr int last_prefetched(uint64_t program) {
-    int last = first_prefetched(program);
+TURBOFNO_HOST_DEVICE constexpr int last_prefetched(uint64_t program, int fragments) {
+    int last = first_prefetched(program, fragments);
+    if (last < 0) return last;
     for (int i = 0; kind_of(program, i) >= 0; ++i) {
         if (kind_of(program, i) == TURBOFNO_ADD_MAP || kind_of(program, i) == TURBOFNO_ADD_GATE) last = i;
     }
     return last;
 }
 
-// The programs with kernels of their own, which have at most 8 fragments.
-constexpr uint64_t kPrograms[] = {kLayer, kLastLayer, kBlock, kLastBlock, kNormedBlock,
-                                  kLastNormedBlock, kAfterNorm, kAfterLastNorm, kLifting};
+template <size_t COUNT> bool any_serves(const uint64_t (&programs)[COUNT], const turbofno_tile &tile) {
+    for (const uint64_t program : programs) {
+        if (serves(program, tile)) return true;
+    }
+    return false;
+}
 
 constexpr int kMaxCommonInputs = 32;
-constexpr int kCommonHidden = 32; // of kBlock's MLP: one chunk, so that its input and its result need not be in registers together
+// Of kBlock's MLP with at most kMostFragments: one chunk, so that its input and its result need not be in registers together.
+constexpr int kCommonHidden = 32;
 
 // True for what most networks have in common: every activation is GELU, all fields but the network's own have as many channels
-// as the tile and are channels last, its input has few channels, and an MLP before an analysis has at most 32 hidden channels
-// (zero-padded). The kernels for such programs take a sixth fewer instructions, and fewer registers.
+// as the tile and are channels last, its input has few channels, and of up to 64 channels an MLP before an analysis has at most 32
+// hidden ones (zero-padded). The kernels for such programs take a sixth fewer instructions, and fewer registers.
 inline bool is_common(const turbofno_tile &tile, int width) {
-    const bool lifting = serves(kLifting, tile), block = serves(kBlock, tile);
+    const bool lifting = serves(kLifting, tile), block = serves(kBlock, tile), first = serves(kFirstLayer, tile);
     for (int i = 0; i < tile.steps; ++i) {
         const turbofno_step &step = tile.step[i];
         const bool maps = step.kind == TURBOFNO_MLP || step.kind == TURBOFNO_PROJECT;
-        const bool own = step.kind == TURBOFNO_PROJECT || (lifting && step.kind == TURBOFNO_LOAD);
+        const bool input = is_input_map(step);
+        const bool own = step.kind == TURBOFNO_PROJECT || (lifting && step.kind == TURBOFNO_LOAD) || input;
         if ((maps || step.kind == TURBOFNO_ACTIVATE) && step.activation != TURBOFNO_GELU) return false;
         if (maps && step.hidden == 0) return false;
-        if (step.kind == TURBOFNO_MLP && block && step.hidden != kCommonHidden) return false;
-        if ((step.kind == TURBOFNO_ADD_MAP || (maps && !lifting)) && step.terms != width) return false;
+        if (step.kind == TURBOFNO_MLP && block && width <= 8 * kMostFragments && step.hidden != kCommonHidden) return false;
+        if (input && (!first || width > 8 * kMostFragments)) return false;
+        if (((step.kind == TURBOFNO_ADD_MAP && !input) || (maps && !lifting)) && step.terms != width) return false;
         if (maps && lifting && step.terms > kMaxCommonInputs) return false;
         if (step.channel_first != own || (!own && step.channels != width)) return false;
     }

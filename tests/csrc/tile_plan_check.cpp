@@ -15,7 +15,7 @@ using namespace turbofno;
 
 static constexpr int kLanes = 32;
 static int wrong = 0, checked = 0, splits = 0, cut = 0, prefetched = 0, with_wgmma = 0, segments = 0, common = 0;
-static int shared_copies = 0, own_copies = 0;
+static int shared_copies = 0, own_copies = 0, inputs = 0, wide = 0;
 
 static void expect(bool holds, const char *what, const turbofno_tile &t) {
     if (holds) return;
@@ -54,7 +54,9 @@ static void check_memory(const turbofno_tile &t, const TilePlan &p) {
         const turbofno_step &step = t.step[i];
         const bool wide = step.kind == TURBOFNO_MLP || step.kind == TURBOFNO_PROJECT;
         const int out = step.kind == TURBOFNO_PROJECT ? 1 : pairs;
-        if (step.kind == TURBOFNO_ADD_MAP) block.push_back({p.first_at[i], operand_words(step.terms, pairs, p.planes)});
+        if (step.kind == TURBOFNO_ADD_MAP) {
+            block.push_back({p.first_at[i], p.maps_few ? step.terms * 2 * p.fragments : operand_words(step.terms, pairs, p.planes)});
+        }
         if (wide && step.hidden > 0) {
             block.push_back({p.first_at[i], operand_words(step.terms, step.hidden / 16, p.planes)});
         }
@@ -148,7 +150,11 @@ static void check(const turbofno_tile &t) {
     expect(!segmented || !p.wgmma || t.next_modes == 0 || p.fragments <= kSegmentedFragments, "whole rows", t);
     expect(p.synthesis_on_chip || (!segmented && !p.common), "a table read through L1 is a row's", t);
     segments += segmented;
-    common += p.common;
+    common += p.common, wide += p.common && p.fragments > 8;
+    const bool of_input = t.step[0].kind == TURBOFNO_SYNTHESIS && t.step[2].kind == TURBOFNO_ADD_MAP && t.step[2].channel_first;
+    expect(!p.maps_few || (of_input && t.step[2].terms <= 6), "few channels of the input are mapped on ordinary cores", t);
+    expect(prepared.maps_few == p.maps_few, "the caller packs the weights of such a map", t);
+    inputs += p.common && p.maps_few;
     expect(!p.common || 8 * p.fragments == t.width, "common programs have all channels in a tile", t);
     const int64_t groups = p.warps / p.group_warps;
     expect(p.blocks >= 1 && p.blocks <= ceil_div(rows * p.splits, groups), "every block has a row", t);
@@ -193,11 +199,13 @@ struct Draw {
         t.width = ceil_div(channels, 16) * 16;
         const auto add = [&](const turbofno_step &s) { t.step[t.steps++] = s; };
         if (random() % 4 == 0) { // a layer as most networks have it
-            t.channels = t.width = of({16, 32, 64});
+            t.channels = t.width = of({16, 32, 64, 128});
             t.modes = modes();
             add(step(TURBOFNO_SYNTHESIS, t.width));
             add(step(TURBOFNO_AFFINE, t.width));
-            add(step(TURBOFNO_ADD_MAP, t.width, t.width));
+            const int input = of({0, 0, 1, 4, 6, 7}); // channels of the network's input, in its first layer
+            add(step(TURBOFNO_ADD_MAP, input > 0 ? input : t.width, input > 0 ? input : t.width));
+            t.step[2].channel_first = input > 0;
             add(step(TURBOFNO_ACTIVATE, t.width));
             if (coin()) {
                 add(step(TURBOFNO_MLP, t.width, t.width, 32));
@@ -255,9 +263,9 @@ int main(int count, char **arguments) {
     Draw draw;
     draw.random.seed(count > 1 ? std::strtoull(arguments[1], nullptr, 10) : 0);
     for (int i = 0; i < 5000; ++i) check(draw.tile());
-    std::printf("%d plans, %d of split rows, %d of segments, %d of cut channels, %d with prefetch, %d with wgmma, %d common, "
+    std::printf("%d plans, %d of split rows, %d of segments, %d of cut channels, %d with prefetch, %d with wgmma, %d common, %d of them of the input, %d of 128 channels, "
                 "%d and %d that copy spectra to a place of their own and to a shared one\n",
-                checked, splits, segments, cut, prefetched, with_wgmma, common, own_copies, shared_copies);
+                checked, splits, segments, cut, prefetched, with_wgmma, common, inputs, wide, own_copies, shared_copies);
     return wrong != 0 || checked < 1000 || splits == 0 || segments == 0 || cut == 0 || prefetched == 0 || with_wgmma == 0 ||
-           common == 0 || own_copies == 0 || shared_copies == 0;
+           common == 0 || inputs == 0 || wide == 0 || own_copies == 0 || shared_copies == 0;
 }

@@ -84,11 +84,20 @@ def stages_of(size: Size, modes: Size, precision: str, *, last: bool = False) ->
 
 
 def as_kernels_see(
-    drawn: Drawn, stages: CudaStages, *, split_x: bool = False, last: bool = False
+    drawn: Drawn,
+    stages: CudaStages,
+    *,
+    split_x: bool = False,
+    last: bool = False,
+    channel_first: bool = False,
 ) -> tuple[Drawn, Operands]:
-    """Return the program with its fields rounded as the kernels store them, and its operands on the GPU."""
+    """Return the program with its fields rounded as the kernels store them, and its operands on the GPU.
+
+    `channel_first`: x is the network's input also for a program that does not begin with it.
+    """
     x, saved = drawn.x.cuda(), drawn.saved
-    field = x if isinstance(drawn.steps[0], Source) else stages.convert(x)
+    of_input = channel_first or isinstance(drawn.steps[0], Source)
+    field = x if of_input else stages.convert(x)
     if split_x:
         field = split_field(field)
     saved_field = None if saved is None else stages.convert(saved.cuda())
@@ -117,9 +126,18 @@ def kernel_results(drawn: Drawn, stages: CudaStages, given: Operands) -> dict[st
     return {name: t for name, t in {**found, **fields}.items() if t is not None}
 
 
-def check(drawn: Drawn, precision: str, *, split_x: bool = False, last: bool = False) -> None:
+def check(
+    drawn: Drawn,
+    precision: str,
+    *,
+    split_x: bool = False,
+    last: bool = False,
+    channel_first: bool = False,
+) -> None:
     stages = stages_of(drawn.size, drawn.modes, precision, last=last)
-    rounded, given = as_kernels_see(drawn, stages, split_x=split_x, last=last)
+    rounded, given = as_kernels_see(
+        drawn, stages, split_x=split_x, last=last, channel_first=channel_first
+    )
     ours = kernel_results(drawn, stages, given)
     truth = plain_results(rounded, torch.float64, torch.device("cuda"))
     single = plain_results(rounded, torch.float32, torch.device("cuda"))
@@ -164,8 +182,16 @@ def refusal(drawn: Drawn, precision: str) -> str | None:
 def test_drawn_programs_equal_float64(draw: int, precision: str) -> None:
     rng = random.Random(torch.initial_seed() + draw)
     drawn = draw_served(rng, precision)
-    may_split = precision == "fp32" and not isinstance(drawn.steps[0], Source)
-    check(drawn, precision, split_x=may_split and rng.random() < 0.5, last=rng.random() < 0.5)
+    # as in a first layer into which the lifting is folded
+    channel_first = isinstance(drawn.steps[0], Synthesis) and rng.random() < 0.3
+    may_split = precision == "fp32" and not (channel_first or isinstance(drawn.steps[0], Source))
+    check(
+        drawn,
+        precision,
+        split_x=may_split and rng.random() < 0.5,
+        last=rng.random() < 0.5,
+        channel_first=channel_first,
+    )
 
 
 def identity(out: int, channels: int) -> PointwiseMap:
@@ -196,6 +222,9 @@ def test_programs_in_pieces_equal_float64(name: str, precision: str) -> None:
         check(drawn, precision, last=last)
 
 
+_INPUTS = 3  # channels of the network's input
+
+
 def common_programs(channels: int) -> dict[str, tuple[Step, ...]]:
     """Return the programs that have kernels of their own (csrc/plan/tile_programs.h)."""
     offset = Affine(None, torch.randn(channels, dtype=torch.float64))
@@ -203,12 +232,15 @@ def common_programs(channels: int) -> dict[str, tuple[Step, ...]]:
     skip, act = AddMap(identity(channels, channels).weight), Activate("gelu")
     mlp = MLP(identity(channels // 2, channels), "gelu", identity(channels, channels // 2))
     gate = AddGate(torch.randn(channels, dtype=torch.float64))
-    lifting = MLP(identity(2 * channels, 3), "gelu", identity(channels, 2 * channels))
+    lifting = MLP(identity(2 * channels, _INPUTS), "gelu", identity(channels, 2 * channels))
     projection = Project((identity(128, channels), identity(2, 128)), "gelu")
     norm = Normalize(channels // 2, 1e-5, scaled.scale, scaled.shift, None)
     before = (Synthesis(), offset, skip, act, mlp, gate)
+    of_input = AddMap(identity(channels, _INPUTS).weight)
     return {
         "layer": (Synthesis(), offset, skip, act, Store(), Analyze()),
+        "first layer": (Synthesis(), offset, of_input, act, Store(), Analyze()),
+        "first layer without analysis": (Synthesis(), scaled, of_input, act, Store()),
         "scaled layer without analysis": (Synthesis(), scaled, skip, act, Store()),
         "last layer": (Synthesis(), offset, skip, projection),
         "block": (*before, act, Store(), Analyze()),
@@ -228,13 +260,14 @@ def common_programs(channels: int) -> dict[str, tuple[Step, ...]]:
     ("batch", "size"),
     [(1, (5, 64)), (3, (40, 130)), (17, (1000,)), (1, (4096,)), (9, (128, 128))],
 )
-@pytest.mark.parametrize("channels", [32, 64])
+@pytest.mark.parametrize("channels", [32, 64, 128])
 @pytest.mark.parametrize("name", common_programs(16))
 def test_common_programs_equal_float64(
     name: str, channels: int, batch: int, size: tuple[int, ...], precision: str
 ) -> None:
     steps = common_programs(channels)[name]
-    x = torch.randn(batch, 3 if name == "lifting" else channels, *size)
+    of_input = name.startswith(("first layer", "lifting"))
+    x = torch.randn(batch, _INPUTS if of_input else channels, *size)
     # batch elements of different sizes, which a norm makes equal
     x *= torch.arange(1, batch + 1).view(-1, *(1 for _ in x.shape[1:]))
     row = row_modes(9, size[-1])
@@ -252,8 +285,9 @@ def test_common_programs_equal_float64(
         saved=x if isinstance(first, Restore) else None,
         mixed=mixed if isinstance(first, Synthesis) else None,
     )
-    check(drawn, precision)
-    check(drawn, precision, split_x=precision == "fp32" and drawn.mixed is not None, last=True)
+    may_split = precision == "fp32" and drawn.mixed is not None and not of_input
+    check(drawn, precision, channel_first=of_input)
+    check(drawn, precision, split_x=may_split, last=True, channel_first=of_input)
 
 
 @needs_kernels

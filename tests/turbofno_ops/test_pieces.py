@@ -141,6 +141,7 @@ def test_a_piece_that_does_not_fit_is_refused() -> None:
 WIDE = {
     "channel MLP": (Synthesis(), AddMap(torch.randn(200, 20)), MLP(linear(300, 200), "gelu", linear(200, 300)), Activate("relu"), Store(), Analyze()),
     "channel MLP and gate": (Synthesis(), MLP(linear(520, 200), "gelu", linear(20, 520)), AddGate(torch.randn(20)), Store(), Analyze()),
+    "channel MLP and gate of a wide field": (Synthesis(), MLP(linear(300, 200), "gelu", linear(100, 300)), AddGate(torch.randn(100)), Activate("tanh"), Store(), Analyze()),
     "two channel MLPs": (Restore(), MLP(linear(256, 200), "tanh", linear(180, 256)), MLP(linear(64, 180), "gelu", linear(8, 64)), Store()),
     "narrower channel MLP behind": (Synthesis(), MLP(linear(320, 200), "gelu", linear(100, 320)), MLP(linear(32, 100), "gelu", linear(24, 32)), AddMap(torch.randn(24, 20)), Store(), Analyze()),
     "lifting": (Source(), MLP(linear(400, 20), "gelu", linear(200, 400)), Store(), Analyze()),
@@ -161,8 +162,9 @@ def test_wide_channel_mlps_go_through_blocks_of_hidden_channels(
     monkeypatch.setattr(_cuda_programs, "bytes_of", lambda *_: 16)
     steps, size, modes = WIDE[name], (6, 18), (4, 5)
     plain = TorchStages(size, modes, size)
+    x_channels = 100 if "wide field" in name else 20
     given = Operands(
-        x=torch.randn(2, 20, *size),
+        x=torch.randn(2, x_channels, *size),
         saved=torch.randn(2, 200, *size),
         mixed=torch.randn(2, 200, 6, 6, dtype=torch.complex64),
     )
@@ -189,7 +191,7 @@ def test_wide_channel_mlps_go_through_blocks_of_hidden_channels(
 
     stages = CudaStages(size, modes, device=DEVICE, precision="fp32")
     shape = stages.shape(
-        batch=2, channels=20 if isinstance(steps[0], Source) else 200, x_channels=20,
+        batch=2, channels=20 if isinstance(steps[0], Source) else 200, x_channels=x_channels,
         x_channel_first=isinstance(steps[0], Source), modes=6,
     )  # fmt: skip
     program = stages.programs.prepare(steps, shape)
@@ -223,6 +225,42 @@ def test_stored_channels_are_those_of_the_blocks_of_a_wide_step() -> None:
         held = channels if hidden * channels >= 8192 else 0
         fields = max(blocks) + min(len(blocks), 2) * out if blocks else held
         assert stored_channels(step) == fields, (channels, hidden, out)
+
+
+@pytest.mark.parametrize("limits", [A100, H100])
+def test_hidden_channels_that_are_stored_are_counted(limits: Device) -> None:
+    rng = random.Random(torch.initial_seed())
+    stored = 0
+    for _ in range(60):
+        channels, out = rng.choice([1, 3, 16, 20, 64, 128]), rng.choice([1, 3, 8, 16, 32, 64, 128])
+        hidden = rng.choice([32, 96, 128, 256, 480, 640, 960, 1024, 1184])
+        shape = shape_of(channels=channels)._replace(**limits._asdict())
+        for step in (
+            MLP(linear(hidden, channels), "gelu", linear(out, hidden)),
+            Project((linear(hidden, channels), linear(min(out, 16), hidden)), "gelu"),
+        ):
+            last = (Store(),) if isinstance(step, MLP) else ()
+            found = pieces((Restore(), step, *last), shape)
+            blocks = [widths(piece.steps, 0)[-1] for piece in found if piece.to == "hidden"]
+            assert stored_channels(step) >= max(blocks, default=0), (channels, hidden, out)
+            stored += bool(blocks)
+    assert stored
+
+
+def test_a_cut_behind_a_wide_channel_mlp_leaves_its_maps_together() -> None:
+    """A program too long for one kernel: what maps the hidden channels reads these, not the program's x."""
+    steps = (Restore(), MLP(linear(200, 100), "gelu", linear(100, 200)), AddGate(torch.randn(100)))
+    acts = (Activate("tanh"),) * 14
+    shape = shape_of(channels=100, x_channels=100)
+    # 200 hidden channels of 100 are held by no kernel on a small card
+    small = shape._replace(shared_bytes=100 * 1024)
+    found = list(pieces((*steps, *acts, Store(), Analyze()), small))
+    assert any(piece.to == "hidden" for piece in found)
+    assert len(found) > 2
+    for piece in found:
+        reads = [step for step in piece.steps if isinstance(step, AddMap)]
+        assert all(step.weight.shape[1] == piece.shape.x_channels for step in reads)
+        assert not reads or piece.x in ("hidden", "saved")
 
 
 @pytest.fixture
