@@ -8,8 +8,8 @@ A Fourier layer is linear before its activation, and every channel map commutes 
     projection  P . layer(h) is a layer with weight . P^T, P . skip and P . bias. The rest of the projection is
                 applied to the layer's output on chip. Not where P widens: the spectral product would too.
 
-A lifting or projection with one hidden layer runs on chip, in the kernel of the adjacent block. A longer or wider
-one runs in plain torch.
+A lifting or projection with one hidden layer is a step of the adjacent block's program. One that is longer, has more inputs or
+outputs than a step takes, or does not keep the zeros of a padding, runs in plain torch.
 
 Standard deviations at both ends are folded into the nearest matrix. All products are computed in float64 and cast
 once. The mean of x is subtracted from x itself, because 300 K +- 1 K would lose its digits in a shorter format. A
@@ -40,7 +40,7 @@ from turbofno_ops.description import (
     Spectral,
 )
 
-_MAX_ON_CHIP_WIDTH = 256
+_MAX_INPUTS = 256
 _MAX_PROJECTED = 16
 _MAX_UNSCALED_EXPONENT = 6  # powers of two
 
@@ -187,7 +187,8 @@ def _lift(
         if isinstance(first[0], Spectral):
             return _Lifted((Source(),), _fold_lifting(first, columns), ones)
         return _Lifted((AddMap(columns),), first, ones)
-    if len(lifting) > 2 or lifting[0].weight.shape[0] > _MAX_ON_CHIP_WIDTH:
+    # behind zeros a channel of ones is added
+    if len(lifting) > 2 or lifting[0].weight.shape[1] + zeros_around > _MAX_INPUTS:
         return _Lifted((Restore(),), first, in_torch=lifting)
     inner, outer = lifting
     if not zeros_around:
@@ -237,7 +238,7 @@ def _project(
 ) -> tuple[Block, Project | None]:
     """Return the last block with the projection folded in as far as possible, and the network's last step."""
     hidden, out = projection[0].weight.shape[0], projection[-1].weight.shape[0]
-    if len(projection) > 2 or hidden > _MAX_ON_CHIP_WIDTH or out > _MAX_PROJECTED:
+    if len(projection) > 2 or out > _MAX_PROJECTED:
         return last, None
     at = next(i for i, step in reversed(list(enumerate(last))) if isinstance(step, Spectral))
     if not all(isinstance(step, AddMap | AddGate | Affine) for step in last[at + 1 :]):

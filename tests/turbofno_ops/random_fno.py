@@ -47,7 +47,7 @@ def draw_architecture(rng: random.Random, n_dim: int) -> FNOArchitecture:
         activation=rng.choice(ACTIVATIONS),
         lifting_activation=rng.choice([None, *ACTIVATIONS]),
         projection_activation=rng.choice([None, *ACTIVATIONS]),
-        lifting_channels=rng.choice([(), (), (12,), (7, 9)]),
+        lifting_channels=rng.choice([(), (), (12,), (7, 9), (300,)]),
         projection_channels=rng.choice([(), (16,), (40,), (12, 10), (300,)]),
         skip=skip,
         skip_bias=rng.random() < 0.5,

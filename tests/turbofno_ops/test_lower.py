@@ -126,10 +126,7 @@ def test_affine_steps_are_merged() -> None:
     assert only.shift is not None
 
 
-@pytest.mark.parametrize(
-    "update",
-    [{"projection_channels": (16, 8)}, {"projection_channels": (257,)}, {"out_channels": 17}],
-)
+@pytest.mark.parametrize("update", [{"projection_channels": (16, 8)}, {"out_channels": 17}])
 def test_projections_that_do_not_fit_on_chip_run_in_torch(update: dict[str, object]) -> None:
     chain = lowered(PLAIN, **update)
     last = chain.items[-1]
@@ -137,6 +134,21 @@ def test_projections_that_do_not_fit_on_chip_run_in_torch(update: dict[str, obje
     assert isinstance(last.steps[-1], Save)
     assert chain.tail[-1].weight.shape[0] == update.get("out_channels", 3)
     assert weights(chain)[-1][-1] == PLAIN.hidden_channels
+
+
+def test_liftings_and_projections_are_steps_however_wide() -> None:
+    chain = lowered(DEFAULT, lifting_channels=(700,), projection_channels=(900,))
+    assert chain.lifting == chain.tail == ()
+    assert programs(chain)[0] == "Source MLP Store Analyze"
+    assert programs(chain)[-1].endswith("Project")
+
+
+def test_a_lifting_of_more_inputs_than_a_step_takes_runs_in_torch() -> None:
+    for in_channels, maps in ((254, 0), (255, 2)):  # and two positions
+        chain = lowered(DEFAULT, in_channels=in_channels)
+        assert len(chain.lifting) == maps
+    padding = DomainPadding(points=(2, 2))
+    assert len(lowered(DEFAULT, in_channels=254, domain_padding=padding).lifting) == 2
 
 
 def test_a_projection_behind_a_channel_mlp_is_the_last_step() -> None:
