@@ -233,7 +233,8 @@ def judged(network: Network) -> Verdict:
     ours = FNO(imported.architecture, imported.normalization).eval()
     ours.load_state_dict(imported.state)
     try:
-        chain = compile_fno(ours.description(), device="cpu")
+        description = ours.description()
+        chain = compile_fno(description, device="cpu")
     except ChainRefused as refused:
         return Verdict(None, dict.fromkeys(("CPU", *CARDS), str(refused)), 0.0)
     grids = [(n,) * network.n_dim for n in _GRIDS[network.n_dim]]
@@ -250,7 +251,7 @@ def judged(network: Network) -> Verdict:
             distance = max(distance, error)
     asked = [(n,) * network.n_dim for n in _CARD_GRIDS[network.n_dim]]
     chains = {"CPU": _first(on_cpu)}
-    chains |= {name: _first(refusals(chain, card, asked)) for name, card in CARDS.items()}
+    chains |= {name: _first(refusals(description, card, asked)) for name, card in CARDS.items()}
     return Verdict(None, chains, distance, float32_error)
 
 

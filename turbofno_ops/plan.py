@@ -25,9 +25,10 @@ from turbofno_ops._pass import (
 from turbofno_ops._slab import Slab
 from turbofno_ops._spectral_product import row_modes
 from turbofno_ops._stages import Stages
-from turbofno_ops._support import gpu_refusal, product_refusal, program_refusal
+from turbofno_ops._support import device_limits, gpu_refusal, product_refusal, program_refusal
 from turbofno_ops._tile_program import cached_operand_bytes
 from turbofno_ops._torch_stages import TorchStages
+from turbofno_ops._zero_channels import with_zero_channels
 from turbofno_ops.description import PRECISIONS, ChainRefused, FNODescription, Size, Spectral
 
 _MAX_CHECKED_SHAPES = 4096
@@ -391,6 +392,8 @@ def lowered(
     else:
         raise ChainRefused(f"only CUDA devices and CPUs are supported, got {target}")
     with torch.inference_mode(False), torch.no_grad():
+        if target.type == "cuda" and device_limits(target).warpgroups:
+            description = with_zero_channels(description)
         return lower(description, target), target, precision
 
 

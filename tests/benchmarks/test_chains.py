@@ -28,7 +28,7 @@ from benchmarks.tables import chains
 from turbofno.models.core.fno import FNO
 from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.result import Imported
-from turbofno_ops import CompiledFNO, compile_fno
+from turbofno_ops import FNODescription, compile_fno
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -155,30 +155,30 @@ def test_networks_that_are_not_imported_or_no_chain_have_a_reason() -> None:
     assert all(why is not None and "modes" in why for why in verdict.chains.values())
 
 
-def chain_of(**arguments: object) -> CompiledFNO:
-    """The chain of a small network of the library."""
+def described(**arguments: object) -> FNODescription:
+    """A small network of the library."""
     fixed = {"n_modes": (12, 12), "in_channels": 1, "out_channels": 1, "n_layers": 2}
     imported = built("", "FNO", {**fixed, **arguments}).imported
     assert isinstance(imported, Imported)
     ours = FNO(imported.architecture, imported.normalization).eval()
     ours.load_state_dict(imported.state)
-    return compile_fno(ours.description(), device="cpu")
+    return ours.description()
 
 
 @pytest.mark.usefixtures("_plans")
 def test_cards_refuse_what_their_kernels_cannot() -> None:
     for width, refused in ((144, False), (256, False), (264, True)):
-        chain = chain_of(hidden_channels=width, channel_mlp_expansion=0.5)
-        assert chain.refusal((64, 64)) is None
+        network = described(hidden_channels=width, channel_mlp_expansion=0.5)
+        assert compile_fno(network, device="cpu").refusal((64, 64)) is None
         for card in CARDS.values():
-            (reason,) = refusals(chain, card, [(64, 64)])
+            (reason,) = refusals(network, card, [(64, 64)])
             assert ("1 .. 256" in (reason or "")) == refused
 
 
 @pytest.mark.usefixtures("_plans")
 def test_a_card_with_less_shared_memory_refuses_more() -> None:
-    chain = chain_of(hidden_channels=128, channel_mlp_expansion=1.0)
+    network = described(hidden_channels=128, channel_mlp_expansion=1.0)
     small = CARDS["A100"]._replace(shared_bytes=32 * 1024)
-    (refused,) = refusals(chain, small, [(64, 64)])
+    (refused,) = refusals(network, small, [(64, 64)])
     assert refused is not None
     assert refused.endswith("do not fit in shared memory")
