@@ -17,6 +17,7 @@ _TERMS, _COLUMNS, _POINTS, _CHUNK = 32, 16, 16, 64
 _TILE_ROWS, _STEP_TERMS = 16, 8
 _FOLDED_TERMS = 8
 _BATCHED_FREQUENCIES, _BATCHED_COLUMNS = 16, 32
+_BATCHED_TRUNCATED = 1.5 * 2.0**-24
 
 
 def analysis_exponent(points: int) -> int:
@@ -236,9 +237,12 @@ def batched_synthesis(points: int, modes: int, device: torch.device) -> torch.Te
 
 
 def _batched_table(table: torch.Tensor) -> torch.Tensor:
-    """Return a matrix [terms, 32 columns] as TF32 B operands of wgmma: [8 terms, high and low, 2, 4, 8 columns, 4 terms]."""
+    """Return a matrix [terms, 32 columns] as TF32 B operands of wgmma: [8 terms, high and low, 2, 4, 8 columns, 4 terms].
+
+    With what tensor cores truncate: of the two tables together on average 3 * 2^-24 of a result, measured on an H100.
+    """
     high = _tf32(table)
-    parts = torch.stack([high, _tf32(table - high)])
+    parts = torch.stack([high, _tf32(table * (1 + _BATCHED_TRUNCATED) - high)])
     parts = parts.view(
         2, -1, 2, 4, _BATCHED_COLUMNS // 8, 8
     )  # part, step, half, term, fragment, column
