@@ -20,7 +20,11 @@ def resample(x: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     """
     target = list(size)
     if len(target) == 1:
-        return F.interpolate(x, size=target, mode="linear", align_corners=True)
+        # as one row of a plane: on a GPU PyTorch's linear interpolation runs a thread for each point, over all channels
+        of_plane = F.interpolate(
+            x.unsqueeze(-2), size=[1, *target], mode="bilinear", align_corners=True
+        )
+        return of_plane.squeeze(-2)
     if len(target) == 2:
         return F.interpolate(x, size=target, mode="bicubic", align_corners=True)
     axes = list(range(2, x.ndim))
