@@ -64,10 +64,8 @@ async def read_body(call: Call, *, limit: int, setting: str | None) -> memoryvie
     if buffer is None and aligned_at is not None and coding is None:
         # Allocated after the body has arrived: an announced body that never comes must not occupy the engine's memory.
         buffer = call.context.engine.buffer(size, aligned_at=aligned_at)
-    if call.place is None and size > BINARY_BYTES:
-        whole = await offload(True, _join, call.pieces, buffer)
-    else:
-        whole = _join(call.pieces, buffer)
+    heavy = call.place is None and size > BINARY_BYTES
+    whole = await offload(heavy, _join, call.pieces, buffer)
     call.pieces.clear()
     call.place = None
     if coding is None:
