@@ -208,6 +208,10 @@ def test_query_mistakes_get_a_helpful_error(query: str, words: str) -> None:
         ("/v1/models/tiny-1d:frobnicate", "Models have :predict, :rollout, :vjp, :solve"),
         ("/v1/models/tiny-1d:sample", "there is no route"),
         ("/v1/models/tiny-1d/versions/1:solve", "there is no route"),
+        ("/v1/models/:predict", "the name of the model is missing"),
+        ("/v1/models/:preditc", "the name of the model is missing"),
+        ("/v1/models//versions/1:predict", "the name of the model is missing"),
+        ("/v1/models/tiny-1d/versions/:predict", "the version of the model is missing"),
     ],
 )
 def test_verb_mistakes_get_a_helpful_error(path: str, words: str) -> None:
