@@ -214,7 +214,8 @@ class Admission:
             self._metrics.reject("draining", model)
             raise Unavailable(
                 "the service is shutting down and takes no new work; retry, another instance may answer",
-                retry_after=self._settings.drain_seconds,
+                # Not the drain time: another instance may answer now, as this one's connections are closed.
+                retry_after=1.0,
             )
 
     @contextmanager
