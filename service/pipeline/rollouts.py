@@ -64,7 +64,8 @@ class Rollouts:
         outcome = "left"
         try:
             while (frame := await member.next_frame()) is not None:
-                group.wake()
+                # It may have room for more frames now.
+                group.changed.set()
                 yield frame
             outcome = "done"
         except ServiceError as error:
@@ -215,10 +216,6 @@ class _Group:
     def leave(self, member: _Member) -> None:
         if member in self.members:
             self.members.remove(member)
-        self.changed.set()
-
-    def wake(self) -> None:
-        """Look again for members that can step: a frame was read."""
         self.changed.set()
 
     async def run(self, on_end: Callable[[], object]) -> None:
