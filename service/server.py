@@ -158,7 +158,8 @@ class DrainingServer(uvicorn.Server):
         loop, settings = asyncio.get_running_loop(), self._context.settings
         if self.config.ssl is not None:
             self._certificates = Certificates(settings, self.config.ssl)
-            # uvicorn sets none. The event loop's is a minute, and max_connections counts a connection from its handshake on.
+            # uvicorn sets none, and the event loop's is a minute. A connection counts from the end of its handshake only, so
+            # max_connections does not bound the descriptors that silent clients hold.
             limit = {"ssl_handshake_timeout": settings.header_timeout_seconds}
             loop.create_server = partial(loop.create_server, **limit)  # type: ignore[method-assign]
         if threading.current_thread() is threading.main_thread():

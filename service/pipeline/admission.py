@@ -214,7 +214,7 @@ class Admission:
             self._metrics.reject("draining", model)
             raise Unavailable(
                 "the service is shutting down and takes no new work; retry, another instance may answer",
-                # Not the drain time: another instance may answer now, as this one's connections are closed.
+                # Not the drain time: this instance closes the connection, and another one may answer the next.
                 retry_after=1.0,
             )
 
