@@ -86,7 +86,12 @@ class Worker:
         try:
             finish = partial(_finish, work(), done)
         except BaseException as error:
-            finish = partial(done, error)
+            # Without a name: the error's traceback refers to this frame, and a cycle would keep the work's arrays.
+            self._go_on(partial(done, error))
+        else:
+            self._go_on(finish)
+
+    def _go_on(self, finish: Callable[[], None]) -> None:
         if self._finishes is None:
             finish()
         else:
