@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -153,11 +154,16 @@ class DrainingServer(uvicorn.Server):
         self._context.admission.start_draining()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start as uvicorn does, and handle SIGHUP."""
+        """Start as uvicorn does, with a time limit for TLS handshakes, and handle SIGHUP."""
+        loop, settings = asyncio.get_running_loop(), self._context.settings
         if self.config.ssl is not None:
-            self._certificates = Certificates(self._context.settings, self.config.ssl)
+            self._certificates = Certificates(settings, self.config.ssl)
+            # uvicorn sets none, and the event loop's is a minute. A connection counts from the end of its handshake only, so
+            # max_connections does not bound the descriptors that silent clients hold.
+            limit = {"ssl_handshake_timeout": settings.header_timeout_seconds}
+            loop.create_server = partial(loop.create_server, **limit)  # type: ignore[method-assign]
         if threading.current_thread() is threading.main_thread():
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._on_hangup)
+            loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         await super().startup(sockets)
 
     def _on_hangup(self) -> None:

@@ -295,7 +295,7 @@ class Settings(BaseSettings):
     )
     header_timeout_seconds: PositiveFloat = Field(
         default=10.0,
-        description="Time limit for a client to send the request header, in seconds, above 0.",
+        description="Time limit for a client to send the request header, and for its TLS handshake, in seconds, above 0.",
     )
     body_timeout_seconds: PositiveFloat = Field(
         default=60.0,

@@ -11,6 +11,7 @@ from turbofno.service.errors import (
     BadRequest,
     PayloadTooLarge,
     RequestTimeout,
+    Unsupported,
     UnsupportedMediaType,
 )
 from turbofno.service.http.offload import BINARY_BYTES, offload
@@ -29,6 +30,7 @@ def declared_size(call: Call) -> int | None:
     Raises:
         BadRequest: Content-Length is not a whole number.
         UnsupportedMediaType: Content-Encoding is none of gzip, deflate, identity.
+        Unsupported: Transfer-Encoding is not chunked alone.
     """
     return _content_length(call) if _coding(call) is None else None
 
@@ -47,7 +49,7 @@ async def read_body(call: Call, *, limit: int, setting: str | None) -> memoryvie
         A view of bytes.
 
     Raises:
-        PayloadTooLarge, QueueFull, RequestTimeout, Unavailable, UnsupportedMediaType, BadRequest, ClientLeft.
+        PayloadTooLarge, QueueFull, RequestTimeout, Unavailable, BadRequest, ClientLeft; and as `declared_size`.
     """
     # With a declared size there is none.
     coding = None if call.declared_bytes is not None else _coding(call)
@@ -64,10 +66,8 @@ async def read_body(call: Call, *, limit: int, setting: str | None) -> memoryvie
     if buffer is None and aligned_at is not None and coding is None:
         # Allocated after the body has arrived: an announced body that never comes must not occupy the engine's memory.
         buffer = call.context.engine.buffer(size, aligned_at=aligned_at)
-    if call.place is None and size > BINARY_BYTES:
-        whole = await offload(True, _join, call.pieces, buffer)
-    else:
-        whole = _join(call.pieces, buffer)
+    heavy = call.place is None and size > BINARY_BYTES
+    whole = await offload(heavy, _join, call.pieces, buffer)
     call.pieces.clear()
     call.place = None
     if coding is None:
@@ -109,6 +109,13 @@ async def _receive(call: Call, coding: str | None, limit: int, setting: str | No
 
 
 def _coding(call: Call) -> str | None:
+    transfer = call.headers.get(b"transfer-encoding")
+    if transfer is not None and transfer.strip().lower() != b"chunked":
+        # The parser removes the chunks, and would pass the rest on as it is.
+        raise Unsupported(
+            f"Transfer-Encoding {transfer[:80].decode('latin-1')!r} is not supported, only chunked by itself; name a "
+            "compression in Content-Encoding"
+        )
     given = call.headers.get(b"content-encoding")
     if given is None:
         return None

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from turbofno.service.http.call import Call, Operation, Reply
 from turbofno.service.http.route import json_content, json_reply, route
+
+if TYPE_CHECKING:
+    from turbofno.service.context import AppContext
 
 OPERATIONS: list[Operation] = []
 _health = partial(route, OPERATIONS, "GET", tag="health")
@@ -17,7 +21,7 @@ _health = partial(route, OPERATIONS, "GET", tag="health")
 class Health(Struct):
     """The process responds."""
 
-    live: bool = True
+    live: bool
 
 
 class Readiness(Struct):
@@ -30,7 +34,7 @@ class Readiness(Struct):
 @_health("/healthz", summaries=("Is the process alive?",))
 async def health(_: Call) -> Health:
     """Live: the event loop runs."""
-    return Health()
+    return Health(live=True)
 
 
 @_health(
@@ -46,7 +50,12 @@ async def health(_: Call) -> Health:
 )
 async def readiness(call: Call) -> Reply:
     """Ready: every start-up model is loaded and warm, and the service is not shutting down."""
-    context = call.context
+    reasons = why_not_ready(call.context)
+    return json_reply(Readiness(not reasons, reasons), 503 if reasons else 200)
+
+
+def why_not_ready(context: AppContext) -> list[str]:
+    """The reasons why this instance should get no traffic; empty if it should."""
     reasons = ["shutting down"] if context.admission.draining else []
     if context.engine.failure:
         reasons.append(context.engine.failure)
@@ -59,7 +68,7 @@ async def readiness(call: Call) -> Reply:
             if one.state != "READY"
         ]
         reasons = reasons or ["no model is loaded"]
-    return json_reply(Readiness(not reasons, reasons), 503 if reasons else 200)
+    return reasons
 
 
 @_health(

@@ -74,9 +74,9 @@ async def infer(call: Call) -> Reply:
     body = await read_body(call, limit=getattr(settings, setting), setting=setting)
     started = time.perf_counter()
     json_length = _json_length(header, len(body), settings)
-    given = body, None if header is None else json_length, raw_shape, served
     heavy = json_length > JSON_BYTES or len(body) > TENSOR_BYTES
-    request, fields = await offload(True, _decode, *given) if heavy else _decode(*given)
+    before_tensor = None if header is None else json_length
+    request, fields = await offload(heavy, _decode, body, before_tensor, raw_shape, served)
     call.note("decode", started)
     asked, timeout = request.output_grid, request.timeout_us
     grid = None if asked is None else parse_output_grid(asked, served.config)

@@ -13,10 +13,6 @@ class ServerMetadata(Struct):
     extensions: list[str]
 
 
-class Live(Struct):
-    live: bool
-
-
 class Ready(Struct):
     ready: bool
 

@@ -15,6 +15,7 @@ from turbofno.service.errors import BadRequest, Forbidden, Unavailable, Unsuppor
 from turbofno.service.http import oip_metadata as oip
 from turbofno.service.http.body import read_body
 from turbofno.service.http.call import Call, Operation
+from turbofno.service.http.health import Health, why_not_ready
 from turbofno.service.http.oip_openapi import TAG
 from turbofno.service.http.openapi import errors
 from turbofno.service.http.route import route
@@ -70,19 +71,16 @@ async def server_metadata(_: Call) -> oip.ServerMetadata:
 
 
 @_route("GET", "/v2/health/live", summaries=("Is the process alive?",))
-async def live(_: Call) -> oip.Live:
+async def live(_: Call) -> Health:
     """Answers as long as the process can answer at all."""
-    return oip.Live(live=True)
+    return Health(live=True)
 
 
 @_route("GET", "/v2/health/ready", summaries=("Is the server ready?",))
 async def ready(call: Call) -> oip.Ready:
     """200 once every start-up model is loaded and warm, until the server drains."""
-    engine = call.context.engine
-    if engine.failure:
-        raise Unavailable(engine.failure)
-    if call.context.admission.draining or not engine.ready:
-        raise Unavailable("the server is not ready: models are still loading, or it shuts down")
+    if reasons := why_not_ready(call.context):
+        raise Unavailable(f"the server is not ready: {'; '.join(reasons)}")
     return oip.Ready(ready=True)
 
 

@@ -38,7 +38,7 @@ _WITH_VERBS = [
 ]
 _OTHERS = [*oip_infer.OPERATIONS, *oip_server.OPERATIONS, *health.OPERATIONS]
 _VERBS = ("predict", "rollout", "vjp", "solve")
-_VERB = re.compile(r"/v1/models/[^/]+(?:/versions/[^/]+)?:([^/:]*)")
+_VERB = re.compile(r"/v1/models/[^/]*(?:/versions/[^/]*)?:[^/:]*")
 _CACHED_BYTES = 256
 """Longest path that is cached: clients choose paths, and long ones would fill the memory."""
 
@@ -64,7 +64,7 @@ def _routes(operations: Sequence[Operation]) -> Iterator[tuple[re.Pattern[str], 
         yield re.compile(pattern), by_method
 
 
-# A wrong verb is no part of a model's name.
+# A wrong verb is no part of a model's name, and a verb is no name.
 _ROUTES = [*_routes(_WITH_VERBS), (_VERB, {}), *_routes(_OTHERS)]
 
 
@@ -156,6 +156,12 @@ def _admit(call: Call) -> Reply | None:
 
 
 def _no_verb(path: str) -> NotFound:
+    names = path.rpartition(":")[0].split("/")[3:]
+    if "" in names:
+        missing = "version" if names[0] else "name"
+        return no_route(
+            path, f": the {missing} of the model is missing; GET /v1/models lists models"
+        )
     near = difflib.get_close_matches(path.rpartition(":")[2], _VERBS, n=1)
     guess = f"did you mean :{near[0]}? " if near else ""
     return no_route(path, f": {guess}Models have {', '.join(f':{name}' for name in _VERBS)}")

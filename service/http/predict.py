@@ -143,10 +143,8 @@ async def fields_reply(
     writer: Codec = call.parameters.writer
     started = time.perf_counter()
     values = sum([array.size for array in answer.outputs.values()])
-    if heavy_to_encode(values, as_json=writer is JSON):
-        body = await offload(True, writer.encode, answer)
-    else:
-        body = writer.encode(answer)
+    heavy = heavy_to_encode(values, as_json=writer is JSON)
+    body = await offload(heavy, writer.encode, answer)
     call.note("encode", started)
     content_type = (b"content-type", writer.content_type)
     status = status_headers(answer.trust_status, answer.warnings)
@@ -186,10 +184,8 @@ async def read_arrays(
     body = await read_body(call, limit=limit, setting=setting)
     started = time.perf_counter()
     # A small archive can inflate up to the limit.
-    if codec is NPZ or len(body) > light:
-        fields, about = await offload(True, decode, body, codec, call.served, limit)
-    else:
-        fields, about = decode(body, codec, call.served, limit)
+    heavy = codec is NPZ or len(body) > light
+    fields, about = await offload(heavy, decode, body, codec, call.served, limit)
     # An archive's fields can be far larger than its body.
     call.admitted.hold(max(len(body), fields.nbytes))
     call.note("decode", started)

@@ -110,18 +110,11 @@ def _replying(function: Callable[[Call], Awaitable[object]]) -> Callable[[Call],
 
 
 def _path_parameters(path: str, example: str) -> list[dict[str, Any]]:
-    version = ("version of the model", "1")
-    found = [
-        (name, *(version if name == "version" else ("name of a model", example)))
-        for name in re.findall(r"{(\w+)}", path)
-    ]
-    return [
-        {
-            "name": name,
-            "in": "path",
-            "required": True,
-            "description": description,
-            "schema": {"type": "string", "examples": [value]},
-        }
-        for name, description, value in found
-    ]
+    about = {"version": ("version of the model", "1")}
+    found = []
+    for name in re.findall(r"{(\w+)}", path):
+        description, value = about.get(name, ("name of a model", example))
+        schema = {"type": "string", "examples": [value]}
+        shown = {"name": name, "in": "path", "required": True, "description": description}
+        found.append({**shown, "schema": schema})
+    return found

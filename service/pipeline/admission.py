@@ -214,7 +214,8 @@ class Admission:
             self._metrics.reject("draining", model)
             raise Unavailable(
                 "the service is shutting down and takes no new work; retry, another instance may answer",
-                retry_after=self._settings.drain_seconds,
+                # Not the drain time: this instance closes the connection, and another one may answer the next.
+                retry_after=1.0,
             )
 
     @contextmanager

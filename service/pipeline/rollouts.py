@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,8 @@ class Rollouts:
         outcome = "left"
         try:
             while (frame := await member.next_frame()) is not None:
-                group.wake()
+                # It may have room for more frames now.
+                group.changed.set()
                 yield frame
             outcome = "done"
         except ServiceError as error:
@@ -192,67 +194,61 @@ class _Member:
         self._changed.set()
 
 
+@dataclass(eq=False, slots=True)
 class _Group:
     """The rollouts of one key; they take turns if they do not all fit into a batch."""
 
-    def __init__(
-        self, model: Steppable, limit: int, metrics: Metrics, run_on_device: RunOnDevice
-    ) -> None:
-        self._model = model
-        self._limit = limit
-        self._metrics = metrics
-        self._run_on_device = run_on_device
-        self._members: list[_Member] = []
-        """The one that has waited longest comes first."""
-        self._suspects: list[_Member] = []
-        """Members of a failed turn: each runs alone once."""
-        self._steps = 1
-        self._changed = asyncio.Event()
+    model: Steppable
+    limit: int
+    metrics: Metrics
+    run_on_device: RunOnDevice
+    members: list[_Member] = field(default_factory=list)
+    """The one that has waited longest comes first."""
+    suspects: list[_Member] = field(default_factory=list)
+    """Members of a failed turn: each runs alone once."""
+    steps: int = 1
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def join(self, member: _Member) -> None:
-        self._members.append(member)
-        self._changed.set()
+        self.members.append(member)
+        self.changed.set()
 
     def leave(self, member: _Member) -> None:
-        if member in self._members:
-            self._members.remove(member)
-        self._changed.set()
-
-    def wake(self) -> None:
-        """Look again for members that can step: a frame was read."""
-        self._changed.set()
+        if member in self.members:
+            self.members.remove(member)
+        self.changed.set()
 
     async def run(self, on_end: Callable[[], object]) -> None:
         try:
-            while self._members:
-                self._changed.clear()
+            while self.members:
+                self.changed.clear()
                 if chosen := self._choose():
                     await self._turn(chosen)
-                    self._members = [one for one in self._members if not one.ended]
+                    self.members = [one for one in self.members if not one.ended]
                 else:
-                    await self._changed.wait()
+                    await self.changed.wait()
         except Exception as error:
-            logger.exception("rollouts of model %s failed", self._model.name)
-            fatal = InferenceFailed(f"rollouts of model {self._model.name!r} failed")
-            for member in self._members:
+            logger.exception("rollouts of model %s failed", self.model.name)
+            fatal = InferenceFailed(f"rollouts of model {self.model.name!r} failed")
+            for member in self.members:
                 member.fail(error if isinstance(error, ServiceError) else fatal)
         finally:
             on_end()
 
     def _choose(self) -> list[_Member]:
         """The members of the next turn: as many as fit into a batch, or one that alone exceeds a batch."""
-        for member in [one for one in self._members if one.late]:
-            self._members.remove(member)
+        for member in [one for one in self.members if one.late]:
+            self.members.remove(member)
             member.fail(
                 DeadlineExceeded("the rollout's deadline passed before its first step could run")
             )
-        ready = [one for one in self._members if one.possible_steps > 0]
-        for suspect in self._suspects:
+        ready = [one for one in self.members if one.possible_steps > 0]
+        for suspect in self.suspects:
             if suspect in ready:
-                self._suspects.remove(suspect)
+                self.suspects.remove(suspect)
                 return [suspect]
         chosen: list[_Member] = []
-        room = self._limit
+        room = self.limit
         for member in ready:
             if chosen and member.size > room:
                 break
@@ -261,25 +257,25 @@ class _Group:
         return chosen
 
     async def _turn(self, chosen: list[_Member]) -> None:
-        steps = min(self._steps, *(member.possible_steps for member in chosen))
+        steps = min(self.steps, *(member.possible_steps for member in chosen))
         wanted = [member.wanted(steps) for member in chosen]
         started = time.perf_counter()
         turns: list[Turn] = []
         try:
             for states in self._batches(chosen):
-                if turns and chosen[0] not in self._members:
+                if turns and chosen[0] not in self.members:
                     # Its client left.
                     return
-                work = partial(self._model.advance, states, wanted, steps=steps)
-                turns.append(await self._run_on_device(work))
+                work = partial(self.model.advance, states, wanted, steps=steps)
+                turns.append(await self.run_on_device(work))
         except Exception as error:
             await self._on_failure(chosen, error)
             return
         self._adapt_steps(time.perf_counter() - started, steps)
-        labels = (self._model.name, self._model.version)
+        labels = (self.model.name, self.model.version)
         fields = sum(member.size for member in chosen)
-        self._metrics.rollout_steps.labels(*labels).inc(fields * steps)
-        self._metrics.rollout_batch_size.labels(*labels).observe(fields)
+        self.metrics.rollout_steps.labels(*labels).inc(fields * steps)
+        self.metrics.rollout_batch_size.labels(*labels).observe(fields)
         for index, member in enumerate(chosen):
             member.advance(
                 [turn.states[index] for turn in turns],
@@ -292,8 +288,8 @@ class _Group:
                 steps,
             )
         # Requeue them behind the others, unless they left meanwhile.
-        others = [one for one in self._members if one not in chosen]
-        self._members = others + [one for one in chosen if one in self._members]
+        others = [one for one in self.members if one not in chosen]
+        self.members = others + [one for one in chosen if one in self.members]
 
     def _batches(self, chosen: list[_Member]) -> list[list[State]]:
         """The batches of a turn: one, or several for a member that exceeds a batch, so that other work runs between."""
@@ -301,15 +297,15 @@ class _Group:
             # A member that fits into a batch is in one piece, since limits are only ever lowered.
             return [[member.states[0] for member in chosen]]
         return [
-            [state[start : start + self._limit]]
+            [state[start : start + self.limit]]
             for state in chosen[0].states
-            for start in range(0, len(state), self._limit)
+            for start in range(0, len(state), self.limit)
         ]
 
     def _adapt_steps(self, seconds: float, steps: int) -> None:
         """Set the steps of the next turn. `seconds` include waiting for the device, so turns get shorter under load."""
         fitting = max(1, int(_TURN_SECONDS * steps / max(seconds, 1e-6)))
-        self._steps = min(fitting, 2 * self._steps, _MAX_STEPS)
+        self.steps = min(fitting, 2 * self.steps, _MAX_STEPS)
 
     async def _on_failure(self, chosen: list[_Member], error: Exception) -> None:
         """Retry in smaller batches or each rollout alone (a failed turn changes no state), or fail the members."""
@@ -318,26 +314,26 @@ class _Group:
             fatal = error
         elif out_of_memory(error):
             release_frames(error)
-            await self._run_on_device(self._model.free_memory)
-            if self._limit > 1 or self._steps > 1:
-                self._limit, self._steps = max(1, self._limit // 2), 1
+            await self.run_on_device(self.model.free_memory)
+            if self.limit > 1 or self.steps > 1:
+                self.limit, self.steps = max(1, self.limit // 2), 1
                 return
             fatal = Unavailable(
-                f"there is not enough free memory to go on with this rollout of model {self._model.name!r}; resume "
+                f"there is not enough free memory to go on with this rollout of model {self.model.name!r}; resume "
                 "it later from its last frame, with fewer fields or a coarser grid",
                 retry_after=5.0,
             )
         elif len(chosen) > 1:
             logger.warning(
                 "a turn of %d rollouts failed on model %s (%s); each runs alone once",
-                len(chosen), self._model.name, type(error).__name__,
+                len(chosen), self.model.name, type(error).__name__,
             )  # fmt: skip
-            self._suspects = list(chosen)
+            self.suspects = list(chosen)
             return
         else:
-            logger.error("model %s failed", self._model.name, exc_info=error)
+            logger.error("model %s failed", self.model.name, exc_info=error)
             fatal = InferenceFailed(
-                f"model {self._model.name!r} failed on this rollout alone; the server's log has the cause"
+                f"model {self.model.name!r} failed on this rollout alone; the server's log has the cause"
             )
         for member in chosen:
             member.fail(fatal)

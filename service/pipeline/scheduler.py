@@ -278,7 +278,9 @@ class Scheduler:
             assert answer is not None
             answer.batch_sizes += sizes
             if isinstance(result, BaseException):
-                error: ServiceError | None = _batch_failed(ticket)
+                error: ServiceError | None = InferenceFailed(
+                    f"model {ticket.kind.flow.model!r} failed on the batch of this request; the server's log has the cause"
+                )
             else:
                 answer.compute_seconds += result.compute_seconds
                 answer.backend, answer.precision = result.backend, result.precision
@@ -484,12 +486,6 @@ def _empty_result(ticket: Ticket, now: float) -> PredictResult:
     bucket, request = ticket.kind.bucket, ticket.request
     fields = NO_FIELDS if request.output_buffer is None else request.output_buffer
     return PredictResult(bucket.model, bucket.version, fields, now - ticket.arrival, 0.0, (), "")
-
-
-def _batch_failed(ticket: Ticket) -> InferenceFailed:
-    return InferenceFailed(
-        f"model {ticket.kind.flow.model!r} failed on the batch of this request; the server's log has the cause"
-    )
 
 
 def _closed() -> Unavailable:

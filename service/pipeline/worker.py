@@ -14,6 +14,9 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    _Tasks = queue.SimpleQueue[Callable[[], None] | None]
+    """Ends with None."""
+
 T = TypeVar("T")
 
 THREAD_NAME = "turbofno-device"
@@ -48,16 +51,14 @@ class Worker:
     ) -> None:
         """`prepare_thread` is called once on each thread, for torch's per-thread settings such as the device."""
         self._prepare_thread = prepare_thread
-        self._starts: queue.SimpleQueue[Callable[[], Callable[[], None]] | None] = (
-            queue.SimpleQueue()
-        )
-        self._finishes: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._starts: _Tasks = queue.SimpleQueue()
+        self._finishes: _Tasks | None = queue.SimpleQueue() if overlap else None
         # Daemons: a batch that never ends must not keep the process from exiting.
-        self._threads = [threading.Thread(target=self._start_loop, name=THREAD_NAME, daemon=True)]
-        if overlap:
-            self._threads.append(
-                threading.Thread(target=self._finish_loop, name=f"{THREAD_NAME}-out", daemon=True)
-            )
+        self._threads = [
+            threading.Thread(target=self._run, args=(tasks,), name=name, daemon=True)
+            for name, tasks in ((THREAD_NAME, self._starts), (f"{THREAD_NAME}-out", self._finishes))
+            if tasks is not None
+        ]
 
     def start(self) -> None:
         for thread in self._threads:
@@ -67,42 +68,41 @@ class Worker:
         self, work: Callable[[], Callable[[], T]], done: Callable[[T | BaseException], None]
     ) -> None:
         """Run `work`, then the function that it returns; call `done` with that one's result, or the error of either."""
-
-        def start() -> Callable[[], None]:
-            try:
-                finish = work()
-            except BaseException as error:
-                return partial(done, error)
-            return partial(_finish, finish, done)
-
-        self._starts.put(start)
+        self._starts.put(partial(self._start, work, done))
 
     def stop(self, *, timeout: float) -> bool:
         """End the threads after all submitted work. False if that takes longer than `timeout` seconds."""
+        if self._finishes is not None:
+            self._starts.put(partial(self._finishes.put, None))
         self._starts.put(None)
         until = time.monotonic() + timeout
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
-    def _start_loop(self) -> None:
-        self._prepare_thread()
-        overlap = len(self._threads) > 1
-        while (start := self._starts.get()) is not None:
-            finish = start()
-            if overlap:
-                self._finishes.put(finish)
-            else:
-                finish()
-            # Else the arrays of a batch would stay in memory until the next one arrives.
-            del start, finish
-        self._finishes.put(None)
+    def _start(
+        self, work: Callable[[], Callable[[], T]], done: Callable[[T | BaseException], None]
+    ) -> None:
+        try:
+            finish = partial(_finish, work(), done)
+        except BaseException as error:
+            # Without a name: the error's traceback refers to this frame, and a cycle would keep the work's arrays.
+            self._go_on(partial(done, error))
+        else:
+            self._go_on(finish)
 
-    def _finish_loop(self) -> None:
-        self._prepare_thread()
-        while (finish := self._finishes.get()) is not None:
+    def _go_on(self, finish: Callable[[], None]) -> None:
+        if self._finishes is None:
             finish()
-            del finish
+        else:
+            self._finishes.put(finish)
+
+    def _run(self, tasks: _Tasks) -> None:
+        self._prepare_thread()
+        while (task := tasks.get()) is not None:
+            task()
+            # Else the arrays of a batch would stay in memory until the next one arrives.
+            del task
 
 
 def _finish(finish: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:

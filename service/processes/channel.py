@@ -19,6 +19,7 @@ from turbofno.service.processes.messages import Message
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_STREAM = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
 _SIZE = struct.Struct("<I")
 """Comes before every frame."""
 _CREDENTIALS = struct.Struct("3i")
@@ -88,7 +89,7 @@ class Channel:
         identity when it is gone, after its last messages.
         """
         channel = cls(receive, references, on_lost)
-        channel._listening = _socket()
+        channel._listening = socket.socket(socket.AF_UNIX, _STREAM)
         channel._listening.bind(_address(endpoint))
         channel._listening.listen()
         channel._watch()
@@ -104,7 +105,7 @@ class Channel:
     ) -> Channel:
         """Connect to the process that listens at `endpoint`. If there is none, messages are dropped."""
         channel = cls(receive, references)
-        connected = _socket()
+        connected = socket.socket(socket.AF_UNIX, _STREAM)
         try:
             connected.connect(_address(endpoint))
         except (ConnectionRefusedError, BlockingIOError):
@@ -314,12 +315,6 @@ class _Connection(asyncio.Protocol):
         frame = arrived[begin:end]
         del arrived[:end]
         return frame
-
-
-def _socket() -> socket.socket:
-    made = socket.socket(socket.AF_UNIX)
-    made.setblocking(False)
-    return made
 
 
 def _address(endpoint: str) -> str:

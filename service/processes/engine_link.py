@@ -102,23 +102,21 @@ class EngineLink:
         self._channel.send(messages.Cancel(number))
 
     def _send(self, several: Sequence[Asked[int]]) -> None:
+        failure = None
         try:
             self._refuse_if_dead()
             request = join(several, self._memory)
         except ServiceError as error:
             # The frames of its traceback keep what was allocated.
             failure = error.with_traceback(None)
-        else:
-            self._send_joined(several, request)
-            return
-        if len(several) > 1:
+        if failure is not None:
+            if len(several) == 1:
+                several[0].outcome.set_exception(failure)
+                return
             # There may be room for some of them.
             for asked in several:
                 self._send((asked,))
             return
-        several[0].outcome.set_exception(failure)
-
-    def _send_joined(self, several: Sequence[Asked[int]], request: PredictRequest) -> None:
         numbers, stop = [next(self._numbers) for _ in several], 0
         for number, asked in zip(numbers, several, strict=True):
             start, stop = stop, stop + len(asked.request.fields)

@@ -28,6 +28,11 @@ _NO_SHELL = ":"
 _SERVE = "import sys; from turbofno.service.cli import main; sys.exit(main())"
 
 
+def limited(soft: int, hard: int) -> str:
+    """Code that limits the descriptors of its process, as `ulimit -n` does."""
+    return f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))"
+
+
 @dataclass(frozen=True, slots=True)
 class Footprint:
     """Resources of all processes of the service at one moment."""

@@ -7,6 +7,8 @@ import signal
 import socket
 import ssl
 import subprocess
+import time
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import TYPE_CHECKING
@@ -15,7 +17,8 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.e2e.server_process import ServerProcess
+from tests.clock import within
+from tests.e2e.server_process import ServerProcess, limited
 from tests.service.processes.running import until
 from tests.service.tiny import save_tiny
 from turbofno.service.http.tls import tls_options
@@ -103,6 +106,37 @@ def test_keys_and_client_certificates_on_a_real_server(certificates: Path, tmp_p
     assert "alice" in log
     assert KEY not in log
     assert "Traceback" not in log
+
+
+@pytest.mark.parametrize("options", [(), ("--frontends", "2")], ids=["one", "several"])
+def test_connections_that_never_begin_tls_hold_descriptors_for_a_limited_time(
+    certificates: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    save_tiny(tmp_path / "repository")
+    words = ["--tls-certificate", str(certificates / "server.pem"), "--header-timeout-seconds", "2"]
+    words += ["--tls-key", str(certificates / "server.key"), *options]
+    known, few = trusting(certificates), limited(200, 200)
+
+    def serves() -> bool:
+        try:
+            return httpx.get(f"{server.url}/healthz", verify=known).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    server = ServerProcess(
+        tmp_path / "repository", tmp_path / "log.txt", *words, fault=few, trust=known
+    )
+    with server, ExitStack() as silent:
+        began = time.monotonic()
+        for _ in range(600):
+            address = ("127.0.0.1", server.port)
+            silent.enter_context(socket.create_connection(address, timeout=10))
+        assert not serves(), "no descriptor is left"
+        until(serves, 20)
+        # The event loop's own limit is a minute.
+        within(time.monotonic() - began, 10.0)
+        assert server.stop() == 0, server.tail()
+    assert "Traceback" not in server.log.read_text()
 
 
 @pytest.mark.parametrize("options", [(), ("--frontends", "2")], ids=["one", "several"])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from tests.e2e.server_process import ROOT, ServerProcess
+from tests.e2e.server_process import ROOT, ServerProcess, limited
 from tests.e2e.traffic import FIELD, predict_call
 from tests.service.processes.running import until
 from tests.service.tiny import save_tiny
@@ -75,11 +75,6 @@ def test_streams_that_nobody_reads_any_more_fail_nothing(
         until(lambda: serves(server), 20)
         assert httpx.get(server.url + "/nowhere").status_code == 404
         assert server.stop() == 0
-
-
-def limited(soft: int, hard: int) -> str:
-    """Code that limits the descriptors of its process, as `ulimit -n` does."""
-    return f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))"
 
 
 def test_too_few_descriptors_are_refused_in_words(repository: Path, tmp_path: Path) -> None:

@@ -12,7 +12,16 @@ import httpx
 import pytest
 
 from tests.service.http.live import connected, listening
-from tests.service.http.raw import FIELD, INFER, PREDICT, in_loop, raw_request, reply, values
+from tests.service.http.raw import (
+    FIELD,
+    INFER,
+    INFER_RAW,
+    PREDICT,
+    in_loop,
+    raw_request,
+    reply,
+    values,
+)
 from tests.service.http.serving import serving
 from tests.service.waiting import until
 
@@ -39,6 +48,32 @@ async def test_head_has_the_headers_of_get_and_no_body() -> None:
         assert (refused.status_code, refused.content) == (404, b"")
         assert int(refused.headers["content-length"]) > 0
         assert (await client.get("/healthz")).status_code == 200, "the connection lives on"
+
+
+@pytest.mark.parametrize("over_asgi", [False, True])
+@pytest.mark.parametrize(
+    "coding", ["gzip, chunked", "gzip\r\nTransfer-Encoding: chunked", "x, CHUNKED"]
+)
+def test_a_transfer_coding_other_than_chunked_is_refused(coding: str, over_asgi: bool) -> None:
+    """Its chunks alone would be removed, and what they hold be read as the body."""
+
+    @in_loop
+    async def main() -> None:
+        async with (
+            listening(over_asgi=over_asgi) as (port, engine, _),
+            connected(port) as (reader, writer),
+        ):
+            data = FIELD.tobytes()
+            chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data)
+            writer.write(raw_request(INFER_RAW, chunks, f"Transfer-Encoding: {coding}"))
+            status, _, body = await reply(reader)
+            assert status == 501, body
+            assert "only chunked by itself" in json.loads(body)["error"]
+            assert not engine.requests
+            writer.write(raw_request(INFER_RAW, chunks, "Transfer-Encoding:  Chunked"))
+            assert (await reply(reader))[0] == 200, "the connection lives on"
+
+    main()
 
 
 @pytest.mark.parametrize(
@@ -173,6 +208,10 @@ def test_query_mistakes_get_a_helpful_error(query: str, words: str) -> None:
         ("/v1/models/tiny-1d:frobnicate", "Models have :predict, :rollout, :vjp, :solve"),
         ("/v1/models/tiny-1d:sample", "there is no route"),
         ("/v1/models/tiny-1d/versions/1:solve", "there is no route"),
+        ("/v1/models/:predict", "the name of the model is missing"),
+        ("/v1/models/:preditc", "the name of the model is missing"),
+        ("/v1/models//versions/1:predict", "the name of the model is missing"),
+        ("/v1/models/tiny-1d/versions/:predict", "the version of the model is missing"),
     ],
 )
 def test_verb_mistakes_get_a_helpful_error(path: str, words: str) -> None:

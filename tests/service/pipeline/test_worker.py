@@ -1,13 +1,17 @@
-"""The number of torch threads."""
+"""The device threads: how many threads torch gets, and what they keep."""
 
 from __future__ import annotations
 
+import gc
 import os
+import queue
+import weakref
 
+import numpy as np
 import pytest
 import torch
 
-from turbofno.service.pipeline.worker import arithmetic_threads
+from turbofno.service.pipeline.worker import Worker, arithmetic_threads
 
 
 @pytest.mark.parametrize(
@@ -20,3 +24,25 @@ def test_cpu_keeps_a_core_for_http(
     monkeypatch.setattr(torch, "get_num_threads", lambda: torch_choice)
     assert arithmetic_threads(on_cpu=True) == threads
     assert arithmetic_threads(on_cpu=False) == 1
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_failure_keeps_no_arrays(overlap: bool) -> None:
+    fields: list[weakref.ref[np.ndarray]] = []
+
+    def fail() -> None:
+        array = np.zeros(8)
+        fields.append(weakref.ref(array))
+        raise ZeroDivisionError
+
+    worker, outcomes = Worker(overlap=overlap), queue.SimpleQueue[BaseException | None]()
+    worker.start()
+    gc.collect()
+    gc.disable()
+    try:
+        worker.submit(fail, outcomes.put)  # type: ignore[arg-type]
+        assert isinstance(outcomes.get(timeout=10), ZeroDivisionError)
+        assert worker.stop(timeout=10)
+        assert fields[0]() is None
+    finally:
+        gc.enable()
