@@ -64,8 +64,9 @@ constexpr uint64_t kPrograms[] = {kFirstLayer, kLayer, kLastLayer, kBlock, kLast
                                   kNormedBlock, kLastNormedBlock, kAfterNorm, kAfterLastNorm, kLifting};
 constexpr int kMostFragments = 8; // of these kernels
 
-// Those with kernels for 128 channels, for common networks and warpgroups only. Their weights leave no room to prefetch x.
-constexpr uint64_t kWidePrograms[] = {kLayer, kBlock, kNormedBlock, kLastNormedBlock, kLifting};
+// Those with kernels for 128 channels, for common networks and warpgroups only. Their weights leave no room to prefetch x. Layers
+// without an MLP are faster as two blocks of 64 channels.
+constexpr uint64_t kWidePrograms[] = {kBlock, kNormedBlock, kLastNormedBlock, kLifting};
 
 // The first and last step that read the prefetched field in common networks (find_prefetch in tile_plan.cpp); -1 if none does.
 // The input of a network is channel first, so it is not prefetched.
