@@ -16,16 +16,21 @@ from unittest import mock
 
 import torch
 
-from turbofno_ops import CompiledFNO, FNODescription, GraphCache, _native, _support
+from turbofno_ops import (
+    CompiledFNO,
+    FNODescription,
+    GraphCache,
+    _native,
+    _support,
+    compile_fno,
+)
 from turbofno_ops._support import Device
 from turbofno_ops._zero_channels import with_zero_channels
 from turbofno_ops.description import Size
-from turbofno_ops.plan import batch_buckets, lowered
 
 CARDS = {"H200": Device(132, 227 * 1024, True), "A100": _support.A100}
 """Name -> limits. An H100 has those of an H200."""
 PLANS = Path(__file__).parents[1] / "csrc" / "plan"
-_MAX_BATCH = 64
 
 
 @contextmanager
@@ -57,9 +62,10 @@ def refusals(description: FNODescription, card: Device, grids: Sequence[Size]) -
     """
     if card.warpgroups:
         description = with_zero_channels(description)
-    chain, _, _ = lowered(description, "cpu", "fp32", _MAX_BATCH)
+    chain = compile_fno(description, device="cpu")
     # asking what a chain supports starts nothing on its device
-    device = torch.device("cuda", 0)
-    on_card = CompiledFNO(chain, device, "fp32", batch_buckets(_MAX_BATCH), GraphCache())
+    on_card = CompiledFNO(
+        chain._chain, torch.device("cuda", 0), "fp32", chain.buckets(), GraphCache()
+    )
     with mock.patch.object(_support, "device_limits", return_value=card):
         return [on_card.refusal(grid) for grid in grids]
