@@ -15,7 +15,7 @@ using namespace turbofno;
 
 static constexpr int kLanes = 32;
 static int wrong = 0, checked = 0, splits = 0, cut = 0, prefetched = 0, with_wgmma = 0, segments = 0, common = 0;
-static int shared_copies = 0, own_copies = 0, inputs = 0, wide = 0;
+static int shared_copies = 0, own_copies = 0, of_inputs = 0, of_128 = 0;
 
 static void expect(bool holds, const char *what, const turbofno_tile &t) {
     if (holds) return;
@@ -150,11 +150,12 @@ static void check(const turbofno_tile &t) {
     expect(!segmented || !p.wgmma || t.next_modes == 0 || p.fragments <= kSegmentedFragments, "whole rows", t);
     expect(p.synthesis_on_chip || (!segmented && !p.common), "a table read through L1 is a row's", t);
     segments += segmented;
-    common += p.common, wide += p.common && p.fragments > 8;
+    common += p.common;
+    of_128 += p.common && p.fragments > 8;
+    of_inputs += p.common && p.maps_few;
     const bool of_input = t.step[0].kind == TURBOFNO_SYNTHESIS && t.step[2].kind == TURBOFNO_ADD_MAP && t.step[2].channel_first;
     expect(!p.maps_few || (of_input && t.step[2].terms <= 6), "few channels of the input are mapped on ordinary cores", t);
     expect(prepared.maps_few == p.maps_few, "the caller packs the weights of such a map", t);
-    inputs += p.common && p.maps_few;
     expect(!p.common || 8 * p.fragments == t.width, "common programs have all channels in a tile", t);
     const int64_t groups = p.warps / p.group_warps;
     expect(p.blocks >= 1 && p.blocks <= ceil_div(rows * p.splits, groups), "every block has a row", t);
@@ -263,9 +264,9 @@ int main(int count, char **arguments) {
     Draw draw;
     draw.random.seed(count > 1 ? std::strtoull(arguments[1], nullptr, 10) : 0);
     for (int i = 0; i < 5000; ++i) check(draw.tile());
-    std::printf("%d plans, %d of split rows, %d of segments, %d of cut channels, %d with prefetch, %d with wgmma, %d common, %d of them of the input, %d of 128 channels, "
-                "%d and %d that copy spectra to a place of their own and to a shared one\n",
-                checked, splits, segments, cut, prefetched, with_wgmma, common, inputs, wide, own_copies, shared_copies);
+    std::printf("%d plans, %d of split rows, %d of segments, %d of cut channels, %d with prefetch, %d with wgmma, %d common, "
+                "%d of them of the input, %d of 128 channels, %d and %d that copy spectra to a place of their own and to a shared one\n",
+                checked, splits, segments, cut, prefetched, with_wgmma, common, of_inputs, of_128, own_copies, shared_copies);
     return wrong != 0 || checked < 1000 || splits == 0 || segments == 0 || cut == 0 || prefetched == 0 || with_wgmma == 0 ||
-           common == 0 || inputs == 0 || wide == 0 || own_copies == 0 || shared_copies == 0;
+           common == 0 || of_inputs == 0 || of_128 == 0 || own_copies == 0 || shared_copies == 0;
 }
