@@ -14,6 +14,7 @@ BATCHED_MODES, BATCHED_POINTS = range(1, 32), range(1, 513)
 """Kept modes and points of the first axis that one launch takes with the product of modes, for many batch elements."""
 _LEAST_LAST_BATCH, _LEAST_LAST_MODES = 8, 16
 _FEW_CHANNELS = 4  # of a network's input
+_LEAST_LAST_VALUES = 2**14  # of a row of all batch elements and channels
 
 
 class SpectralLaunch(NamedTuple):
@@ -97,18 +98,26 @@ def channels_last_is_faster(shape: ProductShape) -> bool:
     """Return True if the kernels are faster with the channels of spectra last, measured on an H100."""
     if _batched_is_faster(shape._replace(channels_last=True)):
         return True
-    many = shape.batch >= _LEAST_LAST_BATCH and shape.row_modes >= _LEAST_LAST_MODES
-    return many and shape.c_in % 2 == 0 and not has_one_launch(shape)
+    if shape.c_in % 2 or has_one_launch(shape):
+        return False
+    long_rows = shape.batch >= _LEAST_LAST_BATCH and shape.row_modes >= _LEAST_LAST_MODES
+    return long_rows or _has_many_rows(shape)
 
 
 def mixed_channels_last(shape: ProductShape) -> bool:
-    """Return True if the mixed spectra have the channels last: as given, or where the next product of so many channels is batched.
+    """Return True if the mixed spectra have the channels last: as given, or where the next products of so many are faster so.
 
     A product reads the few channels of a network's input in either order.
     """
     if shape.channels_last or shape.c_in > _FEW_CHANNELS or has_one_launch(shape):
         return shape.channels_last
-    return _batched_is_faster(shape._replace(c_in=shape.c_out, channels_last=True))
+    following = shape._replace(c_in=shape.c_out, channels_last=True)
+    return _batched_is_faster(following) or (shape.c_out % 2 == 0 and _has_many_rows(following))
+
+
+def _has_many_rows(shape: ProductShape) -> bool:
+    values = shape.batch * shape.c_in * shape.row_modes
+    return len(shape.modes) > 1 and values >= _LEAST_LAST_VALUES
 
 
 def _whole(shape: ProductShape) -> SpectralLaunch:
