@@ -17,8 +17,7 @@
 // Two kernels. `dft_streamed` streams any number of terms and accumulates 16 to 48 rows. `dft_resident` keeps at most 16
 // terms in registers (30 modes of an inverse), split once, and computes one tile of rows after the other.
 //
-// A warp computes two mma column groups of eight. If more is read than written, column n of group p is the warp's column
-// 2n + p, so that a lane reads two neighbours as 16 bytes. Otherwise it is 8p + n, so that a lane writes 16 bytes.
+// A warp computes two mma column groups of eight neighbouring columns: a lane writes two of them as 16 bytes, four lanes 64.
 #include "pdl.cuh"
 #include "transform_axis_epilogue.cuh"
 #include "transform_axis_load.cuh"
@@ -30,7 +29,7 @@ namespace {
 constexpr int kTable = 128; // 16-byte words of a tile's k-tile, and threads of a block
 static_assert(32 * kColumnWarps == kTable, "each thread copies one word");
 
-template <int TILES, bool SPLIT, bool EVEN, bool WIDE_READS>
+template <int TILES, bool SPLIT, bool EVEN>
 __global__ void __launch_bounds__(32 * kColumnWarps, TILES == 1 ? 4 : TILES == 2 ? 3 : 2)
     dft_streamed(const TransformArguments a) {
     constexpr int kStages = TILES == 1 ? 4 : 3; // k-tiles in shared memory
@@ -64,7 +63,7 @@ __global__ void __launch_bounds__(32 * kColumnWarps, TILES == 1 ? 4 : TILES == 2
         copy_k_tile(step + kStages - 1);
         const int stage = step % kStages;
         OperandB even, odd;
-        fold<SPLIT, WIDE_READS>(even, odd, stages[stage][warp]);
+        fold<SPLIT>(even, odd, stages[stage][warp]);
 #pragma unroll
         for (int i = 0; i < TILES; ++i) {
             if (TILES > 1 && tile0 + i >= a.tiles) break;
@@ -73,7 +72,7 @@ __global__ void __launch_bounds__(32 * kColumnWarps, TILES == 1 ? 4 : TILES == 2
         }
     }
     pdl_trigger();
-    const ColumnTarget<EVEN, WIDE_READS> target(a, column0);
+    const ColumnTarget<EVEN> target(a, column0);
 #pragma unroll
     for (int i = 0; i < TILES; ++i) target.put_tile(a.to, tile0 + i, cosine[i], sine[i]);
 }
@@ -98,7 +97,7 @@ __global__ void __launch_bounds__(32 * kColumnWarps, STEPS == 1 ? 4 : 3) dft_res
         commit_copies();
     };
     const ColumnSource<EVEN> source(a, column0);
-    const ColumnTarget<EVEN, false> target(a, column0);
+    const ColumnTarget<EVEN> target(a, column0);
     pdl_wait();
 
 #pragma unroll
@@ -109,7 +108,7 @@ __global__ void __launch_bounds__(32 * kColumnWarps, STEPS == 1 ? 4 : 3) dft_res
     __syncwarp();
     OperandB even[STEPS], odd[STEPS];
 #pragma unroll
-    for (int i = 0; i < STEPS; ++i) fold<SPLIT, false>(even[i], odd[i], stages[warp][i]);
+    for (int i = 0; i < STEPS; ++i) fold<SPLIT>(even[i], odd[i], stages[warp][i]);
 #pragma unroll 1
     for (int n = 0; group + n * a.groups < a.tiles; ++n) {
         wait_copies<1>();
@@ -129,18 +128,13 @@ __global__ void __launch_bounds__(32 * kColumnWarps, STEPS == 1 ? 4 : 3) dft_res
 
 using Kernel = void (*)(TransformArguments);
 
-template <bool SPLIT, bool EVEN, bool WIDE_READS> Kernel streamed_kernel(int warp_tiles) {
-    switch (warp_tiles) {
-    case 1: return dft_streamed<1, SPLIT, EVEN, WIDE_READS>;
-    case 2: return dft_streamed<2, SPLIT, EVEN, WIDE_READS>;
-    default: return dft_streamed<3, SPLIT, EVEN, WIDE_READS>;
+template <bool SPLIT, bool EVEN> Kernel kernel_for(const TransformPlan &p) {
+    switch (p.warp_tiles) {
+    case 0: return p.steps == 1 ? dft_resident<1, SPLIT, EVEN> : dft_resident<2, SPLIT, EVEN>;
+    case 1: return dft_streamed<1, SPLIT, EVEN>;
+    case 2: return dft_streamed<2, SPLIT, EVEN>;
+    default: return dft_streamed<3, SPLIT, EVEN>;
     }
-}
-
-template <bool SPLIT, bool EVEN> Kernel kernel_for(const TransformArguments &a, const TransformPlan &p) {
-    if (p.warp_tiles == 0) return p.steps == 1 ? dft_resident<1, SPLIT, EVEN> : dft_resident<2, SPLIT, EVEN>;
-    return a.from.size >= a.to.size ? streamed_kernel<SPLIT, EVEN, true>(p.warp_tiles)
-                                    : streamed_kernel<SPLIT, EVEN, false>(p.warp_tiles);
 }
 
 } // namespace
@@ -165,7 +159,7 @@ extern "C" turbofno_status turbofno_transform_axis(const turbofno_transform *t, 
     a.groups = p.groups;
     const bool even = t->inner % 2 == 0 && t->pitch % 2 == 0;
     const Kernel kernel = t->precision == TURBOFNO_FP32
-                              ? (even ? kernel_for<true, true>(a, p) : kernel_for<true, false>(a, p))
-                              : (even ? kernel_for<false, true>(a, p) : kernel_for<false, false>(a, p));
+                              ? (even ? kernel_for<true, true>(p) : kernel_for<true, false>(p))
+                              : (even ? kernel_for<false, true>(p) : kernel_for<false, false>(p));
     return launch_pdl(kernel, dim3(unsigned(p.blocks)), 32 * kColumnWarps, 0, stream, a);
 }

@@ -5,7 +5,7 @@
 
 namespace turbofno {
 
-template <bool EVEN, bool WIDE_READS> struct ColumnTarget { // this lane writes two pairs of neighbouring columns
+template <bool EVEN> struct ColumnTarget { // this lane writes two pairs of neighbouring columns
     float2 *to[2][2];
 
     __device__ ColumnTarget(const TransformArguments &a, int64_t column0) {
@@ -14,7 +14,7 @@ template <bool EVEN, bool WIDE_READS> struct ColumnTarget { // this lane writes 
         for (int pair = 0; pair < 2; ++pair) {
 #pragma unroll
             for (int s = 0; s < (EVEN ? 1 : 2); ++s) {
-                const int64_t column = column0 + (WIDE_READS ? 4 * t + 2 * pair : 8 * pair + 2 * t) + s;
+                const int64_t column = column0 + 8 * pair + 2 * t + s;
                 to[pair][s] = column < a.columns ? a.out + element_offset(a.to, column, a.inner) : nullptr;
             }
         }
@@ -43,7 +43,7 @@ template <bool EVEN, bool WIDE_READS> struct ColumnTarget { // this lane writes 
                 float2 z[2][2]; // positive and negative, of two columns
 #pragma unroll
                 for (int s = 0; s < 2; ++s) {
-                    const int re = 2 * (WIDE_READS ? s : pair), im = re + 1, e = 2 * half + (WIDE_READS ? pair : s);
+                    const int re = 2 * pair, im = re + 1, e = 2 * half + s;
                     z[0][s] = float2{cosine[re][e] - sine[im][e], cosine[im][e] + sine[re][e]};
                     z[1][s] = float2{cosine[re][e] + sine[im][e], cosine[im][e] - sine[re][e]};
                 }

@@ -7,15 +7,11 @@
 namespace turbofno {
 
 // Column n = lane / 4 of both groups, at term t = lane % 4.
-template <bool WIDE_READS> __device__ __forceinline__ float4 read(const float4 *terms) {
+__device__ __forceinline__ float4 read(const float4 *terms) {
     const int n = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    if constexpr (WIDE_READS) {
-        return terms[swizzled(t, n)];
-    } else {
-        const float2 a = reinterpret_cast<const float2 *>(terms + swizzled(t, n / 2))[n % 2];
-        const float2 b = reinterpret_cast<const float2 *>(terms + swizzled(t, 4 + n / 2))[n % 2];
-        return float4{a.x, a.y, b.x, b.y};
-    }
+    const float2 a = reinterpret_cast<const float2 *>(terms + swizzled(t, n / 2))[n % 2];
+    const float2 b = reinterpret_cast<const float2 *>(terms + swizzled(t, 4 + n / 2))[n % 2];
+    return float4{a.x, a.y, b.x, b.y};
 }
 
 struct OperandB { // 8 terms: fragments (re, im) of the first column, (re, im) of the second
@@ -40,9 +36,9 @@ template <bool SPLIT> __device__ __forceinline__ OperandB operand_b(float4 first
 inline __device__ float4 plus(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
 inline __device__ float4 minus(float4 a, float4 b) { return {a.x - b.x, a.y - b.y, a.z - b.z, a.w - b.w}; }
 
-template <bool SPLIT, bool WIDE_READS> __device__ __forceinline__ void fold(OperandB &even, OperandB &odd, const KTile &step) {
-    const float4 positive[2] = {read<WIDE_READS>(step[0][0]), read<WIDE_READS>(step[1][0])};
-    const float4 negative[2] = {read<WIDE_READS>(step[0][1]), read<WIDE_READS>(step[1][1])};
+template <bool SPLIT> __device__ __forceinline__ void fold(OperandB &even, OperandB &odd, const KTile &step) {
+    const float4 positive[2] = {read(step[0][0]), read(step[1][0])};
+    const float4 negative[2] = {read(step[0][1]), read(step[1][1])};
     even = operand_b<SPLIT>(plus(positive[0], negative[0]), plus(positive[1], negative[1]));
     odd = operand_b<SPLIT>(minus(positive[0], negative[0]), minus(positive[1], negative[1]));
 }
