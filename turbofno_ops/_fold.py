@@ -195,12 +195,17 @@ def _lift(
         return _Lifted((Source(), MLP(inner, activation, outer)), first)
     if activate(torch.zeros(1), activation).item() != 0:
         return _Lifted((Restore(),), first, in_torch=lifting)
-    # biases multiply the channel of ones, which is zero in the padding, where the lifted field must be zero
+    # Biases multiply the channel of ones, which is zero in the padding, where the lifted field must be zero. The second bias
+    # takes a hidden channel of its own, activation(ones): then the program is that of a lifting without padding.
     columns = _with_bias_column(PointwiseMap(inner.weight, _bias(inner)))
-    lift = MLP(PointwiseMap(columns), activation, PointwiseMap(outer.weight))
-    column = torch.zeros(len(outer.weight), columns.shape[1]).to(columns)
-    column[:, -1] = _bias(outer)
-    return _Lifted((Source(), lift, AddMap(column)), first, ones=True)
+    if outer.bias is not None:
+        one = torch.zeros_like(columns[:1])
+        one[:, -1] = 1
+        columns = torch.cat([columns, one])
+        activated = activate(one[:, -1], activation)
+        outer = PointwiseMap(torch.cat([outer.weight, (outer.bias / activated)[:, None]], dim=1))
+    lift = MLP(PointwiseMap(columns), activation, outer)
+    return _Lifted((Source(), lift), first, ones=True)
 
 
 def _bias(linear: PointwiseMap) -> torch.Tensor:
