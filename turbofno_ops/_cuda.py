@@ -29,6 +29,7 @@ from turbofno_ops._stages import (
     Step,
     Store,
     Synthesis,
+    Window,
 )
 from turbofno_ops._support import device_clusters, device_limits
 from turbofno_ops._tile_program import (
@@ -101,8 +102,19 @@ class CudaStages:
             points=self._points,
         )
 
-    def tile(self, steps: tuple[Step, ...], operands: Operands) -> Results:
-        return self.run(self.programs.prepare(steps, self._shape(steps, operands)), operands)
+    def tile(
+        self, steps: tuple[Step, ...], operands: Operands, window: Window | None = None
+    ) -> Results:
+        shape = self._shape(steps, operands)
+        if window is None:
+            return self.run(self.programs.prepare(steps, shape), operands)
+        program = self.programs.prepare_part(steps, shape, window)
+        if program is not None:
+            return self.run(program, operands)
+        done = self.tile(steps, operands)
+        if done.out is not None:
+            return Results(out=window.of(done.out))
+        return Results(saved=window.of(self.plain(done.saved)))
 
     def shape(
         self, *, batch: int, channels: int, x_channels: int, x_channel_first: bool, modes: int
@@ -321,8 +333,8 @@ class CudaStages:
         return (
             Moments(
                 batch=shape.batch,
-                outer=math.prod(shape.grid[:-1]),
-                points=shape.grid[-1],
+                outer=math.prod(shape.read_grid[:-1]),
+                points=shape.read_grid[-1],
                 channels=channels,
                 modes=shape.modes,
                 precision=PRECISIONS.index(self._precision),

@@ -11,7 +11,7 @@ import torch
 from turbofno_ops import _cuda_tables
 from turbofno_ops._native import RowAnalysis, Tile, TilePlan, bytes_of, refusal
 from turbofno_ops._slab import Slab
-from turbofno_ops._stages import Analyze, Restore, Source, Step
+from turbofno_ops._stages import Analyze, Restore, Source, Step, Window
 from turbofno_ops._support import Device
 from turbofno_ops._tile_program import TILE_POINTS, Piece, Shape, pieces, plan_kernel
 from turbofno_ops.description import PRECISIONS
@@ -85,6 +85,7 @@ class TilePrograms:
         self._most_rows = None if slab is None else slab.all_rows(points)[0].count
         # without a lock: two threads may plan the same shape, with equal results
         self._programs: dict[tuple[tuple[Step, ...], Shape], TileProgram] = {}
+        self._parts: dict[tuple[tuple[Step, ...], Shape, Window], TileProgram | None] = {}
 
     def prepare(self, steps: tuple[Step, ...], shape: Shape) -> TileProgram:
         """Plan a tile program and make its tables, once per shape.
@@ -97,6 +98,18 @@ class TilePrograms:
             planned = tuple(self._planned(piece, shape) for piece in self._pieces(steps, shape))
             found = self._programs[steps, shape] = TileProgram(steps, planned)
         return found
+
+    def prepare_part(
+        self, steps: tuple[Step, ...], shape: Shape, window: Window
+    ) -> TileProgram | None:
+        """Plan a tile program for a window of the grid, once per shape. Return None unless one kernel computes it."""
+        key = (steps, shape, window)
+        if key not in self._parts:
+            part = shape.part(window)
+            made = () if part is None else tuple(pieces(steps, part))
+            fits = len(made) == 1 == len(tuple(pieces(steps, shape))) and made[0].refusal is None
+            self._parts[key] = self.prepare(steps, part) if part is not None and fits else None
+        return self._parts[key]
 
     def _pieces(self, steps: tuple[Step, ...], shape: Shape) -> Iterator[Piece]:
         """Yield the pieces of a program on the largest slab, or on the whole grid."""
@@ -185,7 +198,7 @@ class TilePrograms:
         points, segment, device = tile.points, plan.segment_points, self._device
         tables = {}
         if tile.modes:
-            of = (points, tile.modes, segment)
+            of = (tile.window.points, tile.modes, segment)
             tables["synthesis"] = _cuda_tables.row_synthesis(*of, self._precision, device)
             if segment < points:
                 tables["synthesis_phases"] = _cuda_tables.segment_phases(*of, device)

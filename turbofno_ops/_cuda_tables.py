@@ -77,7 +77,7 @@ def row_synthesis(
     with torch.inference_mode(False):
         table = _last_axis_synthesis(points, modes, torch.float64, torch.device("cpu"))
         table = table[:, :segment]
-        table = F.pad(table, (0, -points % _POINTS, 0, -2 * modes % _TERMS))
+        table = F.pad(table, (0, -segment % _POINTS, 0, -2 * modes % _TERMS))
         tiles, chunks = table.shape[1] // _POINTS, table.shape[0] // _TERMS
         tile, chunk, step, lane, half, upper, at = _axes(
             table.device, tiles, chunks, 2, 32, 2, 2, 2

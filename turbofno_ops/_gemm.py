@@ -215,15 +215,17 @@ def synthesize_others(
 
 
 def synthesize_last(
-    spectra: torch.Tensor, size: int, *, onto: torch.Tensor | None = None
+    spectra: torch.Tensor, points: Rows, *, onto: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Synthesize the last axis: complex [.., count] -> real [.., size], added to `onto` if given."""
+    """Synthesize points of the last axis: complex [.., count] -> real [.., points], added to `onto` if given."""
     *shape, last = spectra.shape
     rows = torch.view_as_real(spectra).reshape(-1, 2 * last)
-    table = _last_axis_synthesis(size, last, rows.dtype, rows.device)
+    table = _last_axis_synthesis(points.points, last, rows.dtype, rows.device)
+    if points.count < points.points:
+        table = table[:, points.first : points.stop]
     if onto is None:
-        return (rows @ table).view(*shape, size)
-    onto.view(-1, size).addmm_(rows, table)
+        return (rows @ table).view(*shape, points.count)
+    onto.view(-1, points.count).addmm_(rows, table)
     return onto
 
 
@@ -236,4 +238,4 @@ def synthesize(
     contiguous tensor of that shape, if given.
     """
     *sizes, last = size
-    return synthesize_last(synthesize_others(z, sizes), last, onto=onto)
+    return synthesize_last(synthesize_others(z, sizes), Rows.whole(last), onto=onto)

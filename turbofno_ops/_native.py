@@ -16,7 +16,7 @@ LIBRARY = "libturbofno_cuda.so"
 MAX_STEPS = 16
 PLAN_WORDS = 128
 DOT_OUTPUTS = 4
-ABI = 1924253317
+ABI = 849721616
 LIBRARY_VARIABLE = "TURBOFNO_LIBRARY"
 """Environment variable with the path of another build of the library."""
 
@@ -47,6 +47,15 @@ class Step(ctypes.Structure):
     ]
 
 
+class Window(ctypes.Structure):
+    """turbofno_window"""
+
+    _fields_: ClassVar = [
+        ("outer", c_int64),
+        *[(name, c_int32) for name in ("points", "rows", "pitch", "first")],
+    ]
+
+
 class Tile(ctypes.Structure):
     """turbofno_tile"""
 
@@ -55,6 +64,7 @@ class Tile(ctypes.Structure):
         *[(name, c_int32) for name in ("points", "width", "channels", "modes", "next_modes")],
         *[(name, c_int32) for name in ("precision", "multiprocessors", "shared_bytes")],
         *[(name, c_int32) for name in ("warpgroups", "weights_settled", "steps", "channels_last")],
+        ("window", Window),
         *[(name, c_void_p) for name in ("mixed", "spectra", "synthesis", "analysis")],
         *[(name, c_void_p) for name in ("synthesis_phases", "analysis_phases", "workspace")],
         *[(name, c_void_p) for name in ("x_scales", "scales")],

@@ -24,6 +24,7 @@ from turbofno_ops._stages import (
     Results,
     Source,
     Stages,
+    Window,
 )
 from turbofno_ops._wide_maps import stored_channels
 from turbofno_ops.description import PaddingMode, PointwiseMap, Scaling, Size
@@ -65,6 +66,13 @@ class PaddedGrid:
                 )
         return None
 
+    @property
+    def window(self) -> Window | None:
+        """The points that are not padding, or None if all points are wanted or the grid is cut into slabs."""
+        if self.padded == self.grid or self.slab is not None:
+            return None
+        return Window(tuple(before for before, _ in self.padding), self.grid)
+
     def pad(self, x: torch.Tensor) -> torch.Tensor:
         """Pad [batch, channels, *grid] to [batch, channels, *padded]."""
         if self.padded == self.grid:
@@ -84,8 +92,11 @@ class PaddedGrid:
         """Return [batch, channels, *grid] of a padded field, as a view if that is whole."""
         if self.padded == self.grid:
             return x
+        if self.window is not None:
+            return self.window.of(x)
+        assert self.slab is not None
         for axis, (n, (before, _)) in enumerate(zip(self.grid, self.padding, strict=True), start=2):
-            if axis > ROW_AXIS or self.slab is None:
+            if axis > ROW_AXIS:
                 x = x.narrow(axis, before, n)
             elif n != self.padded[0]:
                 rows = range(before, before + n)
@@ -239,7 +250,9 @@ class Pass:
     def run(self, buffer: torch.Tensor) -> torch.Tensor:
         """Return the network's output in physical units, [batch, out_channels, *out_size]; a view if it was cropped."""
         chain = self._chain
-        y = self._padded_grid.crop(self._run_items(buffer))
+        y = self._run_items(buffer)
+        if self._slab is not None:
+            y = self._padded_grid.crop(y)
         if chain.tail:
             y = _apply_maps(y.to(chain.dtype), chain.tail, chain.tail_activation)
         if self._rescaling is not None:
@@ -247,13 +260,15 @@ class Pass:
         return y
 
     def _run_items(self, buffer: torch.Tensor) -> torch.Tensor:
-        """Run all items and return the result as [batch, channels, *grid]."""
+        """Run all items and return the result as [batch, channels, *grid]; the last one without the padding, but for slabs."""
         operands, count = self._first_operands(buffer), 0
         wrote = Results()
+        last = self._chain.items[-1]
         for item in self._chain.items:
             stages = self._stages[count]
             if isinstance(item, Tile):
-                wrote = stages.tile(item.steps, operands)
+                window = self._padded_grid.window if item is last else None
+                wrote = stages.tile(item.steps, operands, window)
                 x = operands.x if wrote.x is None else wrote.x
                 operands = Operands(x, wrote.saved, wrote.moments)
             else:

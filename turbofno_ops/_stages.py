@@ -19,7 +19,7 @@ memory layout of fields is private to the stages; only `Source` and `Project` ha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -31,6 +31,7 @@ from turbofno_ops.description import (
     Affine,
     Normalize,
     PointwiseMap,
+    Size,
 )
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "Step",
     "Store",
     "Synthesis",
+    "Window",
 ]
 
 Field = Any
@@ -136,6 +138,24 @@ class Results:
     out: torch.Tensor | None = None  # by Project
 
 
+class Window(NamedTuple):
+    """A part of a grid: its first point and its points on every axis."""
+
+    first: Size
+    size: Size
+
+    @property
+    def rows(self) -> Window:
+        """The same without the last axis."""
+        return Window(self.first[:-1], self.size[:-1])
+
+    def of(self, field: torch.Tensor) -> torch.Tensor:
+        """Return the part of a field [batch, channels, *grid, ..], as a view."""
+        for axis, (first, count) in enumerate(zip(self.first, self.size, strict=True), start=2):
+            field = field.narrow(axis, first, count)
+        return field
+
+
 class Stages(Protocol):
     """The stages on a grid: tile programs on it, and the mix from it to the next grid.
 
@@ -143,8 +163,10 @@ class Stages(Protocol):
     the previous layer keeps another number of modes.
     """
 
-    def tile(self, steps: tuple[Step, ...], operands: Operands) -> Results:
-        """Run a tile program at every grid point."""
+    def tile(
+        self, steps: tuple[Step, ...], operands: Operands, window: Window | None = None
+    ) -> Results:
+        """Run a tile program at every grid point, or at those of a window; then it has no `Analyze` and no moments."""
 
     def mix(self, spectra: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Multiply complex [batch, c_in, *others, modes] by weight [*modes, c_in, c_out] -> [batch, c_out, *others, modes]."""

@@ -28,6 +28,7 @@ from turbofno_ops._stages import (
     Step,
     Store,
     Synthesis,
+    Window,
 )
 from turbofno_ops._wide_maps import blocks_of, steps_with_blocks
 from turbofno_ops.description import PRECISIONS, PointwiseMap, Size
@@ -106,7 +107,11 @@ class ChannelsLast:
 
 
 class Shape(NamedTuple):
-    """Sizes that a program runs on and that its steps do not determine."""
+    """Sizes that a program runs on and that its steps do not determine.
+
+    `grid` may be a window of a larger grid, that of the fields and spectra that are read: `window_of` has its size and the
+    window's first point.
+    """
 
     batch: int
     grid: Size
@@ -119,6 +124,18 @@ class Shape(NamedTuple):
     shared_bytes: int
     warpgroups: bool
     x_channel_first: bool = False
+    window_of: tuple[Size, Size] | None = None
+
+    @property
+    def read_grid(self) -> Size:
+        """The grid of the fields and spectra that are read."""
+        return self.grid if self.window_of is None else self.window_of[0]
+
+    def part(self, window: Window) -> Shape | None:
+        """Return the shape of a window of the grid, or None if it is none that the kernels compute (turbofno_window)."""
+        if window.first[-1] or self.grid[1:-2] != window.size[1:-2]:
+            return None
+        return self._replace(grid=window.size, window_of=(self.grid, window.first))
 
 
 def kernel_steps(steps: tuple[Step, ...]) -> tuple[Step, ...]:
@@ -169,6 +186,7 @@ def encode(steps: tuple[Step, ...], shape: Shape) -> _native.Tile:
         shared_bytes=shape.shared_bytes,
         warpgroups=shape.warpgroups,
         steps=min(len(steps), _native.MAX_STEPS + 1),
+        window=_window(shape),
     )
     for i, (step, channels) in enumerate(zip(steps[: _native.MAX_STEPS], after, strict=False)):
         to = tile.step[i]
@@ -199,6 +217,20 @@ def encode(steps: tuple[Step, ...], shape: Shape) -> _native.Tile:
                     _, to.parameter, to.activation = parse_activation(activation)
                     to.hidden = round_up(maps[0].weight.shape[0], _HIDDEN)
     return tile
+
+
+def _window(shape: Shape) -> _native.Window:
+    """Return the grid that is read, and where in it the rows of `shape.grid` are."""
+    *outer, points = shape.read_grid
+    rows = pitch = math.prod(outer)
+    first = 0
+    if shape.window_of is not None and outer:
+        rows, pitch = shape.grid[-2], outer[-1]
+        for size, at in zip(outer, shape.window_of[1], strict=False):
+            first = first * size + at
+    return _native.Window(
+        outer=math.prod(outer), points=points, rows=rows, pitch=pitch, first=first
+    )
 
 
 def round_up(count: int, to: int) -> int:

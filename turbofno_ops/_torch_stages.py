@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from turbofno_ops import _gemm
 from turbofno_ops._activations import activate_in_place
 from turbofno_ops._channels import mix, pointwise
-from turbofno_ops._modes import column_weights
+from turbofno_ops._modes import Rows, column_weights
 from turbofno_ops._slab import Slab
 from turbofno_ops._stages import (
     MLP,
@@ -28,6 +28,7 @@ from turbofno_ops._stages import (
     Step,
     Store,
     Synthesis,
+    Window,
 )
 from turbofno_ops.description import PointwiseMap, Size
 
@@ -41,8 +42,10 @@ class TorchStages:
     out_size: Size
     slab: Slab | None = None
 
-    def tile(self, steps: tuple[Step, ...], operands: Operands) -> Results:
-        run = _TileRun(self, operands)
+    def tile(
+        self, steps: tuple[Step, ...], operands: Operands, window: Window | None = None
+    ) -> Results:
+        run = _TileRun(self, operands, window)
         for step in steps:
             run.step(step)
         return Results(run.stored, run.saved, run.moments, run.spectra, run.out)
@@ -67,8 +70,10 @@ class TorchStages:
 class _TileRun:
     """State of a running tile program: y and the results so far."""
 
-    def __init__(self, stages: TorchStages, operands: Operands) -> None:
-        self._stages, self._operands = stages, operands
+    def __init__(self, stages: TorchStages, operands: Operands, window: Window | None) -> None:
+        self._stages, self._window = stages, window
+        x, saved = (self._part(field) for field in (operands.x, operands.saved))
+        self._operands = replace(operands, x=x, saved=saved)
         self._y = torch.empty(0)
         self._shared = False
         self.stored: torch.Tensor | None = None
@@ -86,7 +91,7 @@ class _TileRun:
             case Restore():
                 self._y, self._shared = _required(given.saved), True
             case Synthesis():
-                self._y = _gemm.synthesize_last(_required(given.mixed), size[-1])
+                self._y = self._synthesis(_required(given.mixed))
             case Affine(scale, shift):
                 if scale is not None:
                     self._own().mul_(_channelwise(scale, y))
@@ -119,6 +124,16 @@ class _TileRun:
                 self.spectra = _gemm.analyze_last(y, self._stages.modes[-1])
             case Project(maps, activation):
                 self.out = _apply_maps(y, maps, activation)
+
+    def _part(self, field: torch.Tensor | None) -> torch.Tensor | None:
+        return field if field is None or self._window is None else self._window.of(field)
+
+    def _synthesis(self, mixed: torch.Tensor) -> torch.Tensor:
+        points = self._stages.size[-1]
+        if self._window is None:
+            return _gemm.synthesize_last(mixed, Rows.whole(points))
+        columns = Rows(self._window.first[-1], self._window.size[-1], points)
+        return _gemm.synthesize_last(self._window.rows.of(mixed), columns)
 
     def _of_all(self, moments: torch.Tensor) -> torch.Tensor:
         """Return the moments over the whole grid."""

@@ -75,7 +75,7 @@ typedef enum {
  *
  * Fields are [batch][outer][points][channels rounded up to whole 16 bytes], float32 or, with TURBOFNO_BF16, bfloat16.
  * A step may set channel_first: float32 [batch][channels][outer][points]. `outer` is the number of grid rows: the product
- * of all axes but the last.
+ * of all axes but the last. Fields that are read are on the window's grid, those that are written on the program's.
  *
  * With TURBOFNO_FP32 a field between two programs may be split, as products take it: a value is the sum of two float16, high and
  * low, times the scale of its tile. Four channels of a point are 16 bytes: their high parts, then their low parts. Scales are
@@ -110,10 +110,19 @@ typedef struct {
                                                   PROJECT's [16]. Zero padded */
 } turbofno_step;
 
-#define TURBOFNO_ABI 1924253317 /* checksum of this header's declarations; test_abi.py has the new one after a change */
+#define TURBOFNO_ABI 849721616 /* checksum of this header's declarations; test_abi.py has the new one after a change */
 #define TURBOFNO_MAX_STEPS 16
 #define TURBOFNO_DOT_OUTPUTS 4
 #define TURBOFNO_PLAN_WORDS 128
+
+/* The larger grid that a tile program reads, where it computes a window of it only: the first points of some rows. Without a
+ * window these are `outer`, `points`, `outer`, `outer` and 0 of the program. */
+typedef struct {
+    int64_t outer; /* rows of a batch element */
+    int32_t points; /* of a row */
+    int32_t rows, pitch; /* row o of the program is row first + o / rows * pitch + o % rows of the grid */
+    int32_t first;
+} turbofno_window;
 
 typedef struct {
     int64_t batch;
@@ -130,12 +139,13 @@ typedef struct {
     int32_t weights_settled; /* 1: no kernel still in flight writes operands, vectors or tables */
     int32_t steps;
     int32_t channels_last; /* 1: mixed and spectra are complex [batch][outer][modes][channels], even channels */
-    const float *mixed; /* complex [batch][channels][outer][modes] */
+    turbofno_window window;
+    const float *mixed; /* complex [batch][channels][window.outer][modes] */
     float *spectra; /* complex [batch][channels][outer][next_modes] */
-    const void *synthesis; /* _cuda_tables.py, row_synthesis(points, modes, turbofno_tile_plan.segment_points) */
+    const void *synthesis; /* _cuda_tables.py, row_synthesis(window.points, modes, turbofno_tile_plan.segment_points) */
     const void *analysis; /* row_analysis(points, next_modes, segment_points) */
-    const float *synthesis_phases, *analysis_phases; /* segment_phases(points, modes or next_modes, segment_points), or null
-                                                        where a segment is a row */
+    const float *synthesis_phases, *analysis_phases; /* segment_phases(window.points, modes or next_modes, segment_points), or
+                                                        null where a segment is a row */
     void *workspace; /* turbofno_tile_plan.workspace_bytes */
     const float *x_scales; /* of the field that maps and gates read; null if that is not split */
     float *scales; /* of the field that STORE writes, if turbofno_tile_plan.stores_split and it is channels last */

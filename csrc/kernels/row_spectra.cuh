@@ -53,7 +53,7 @@ struct SpectraBlock {
     // use(i, from, exists) for the eight values.
     template <bool CHANNELS_LAST, typename Use>
     __device__ __forceinline__ void for_values(const turbofno_tile &t, const TilePosition &at, const Use &use) const {
-        const SpectraLayout<CHANNELS_LAST> layout{t.outer, here(t.modes), here(t.channels)};
+        const SpectraLayout<CHANNELS_LAST> layout{t.window.outer, here(t.modes), here(t.channels)};
         const auto *all = reinterpret_cast<const float2 *>(t.mixed) + layout.row(at.b, at.o);
         const float2 *const first = all + channel * layout.channel_step() + mode * layout.mode_step();
         const float2 *const second = first + 2 * layout.channel_step();
@@ -67,7 +67,7 @@ struct SpectraBlock {
     // Starts to copy what the lanes of this warp will read, each lane pairs of neighbouring channels: 4q and 4q + 1, or 4q + 2 and
     // 4q + 3 (q = lane / 8).
     __device__ __forceinline__ void copy_pairs(float2 *to, const turbofno_tile &t, const TilePosition &at, int lane) const {
-        const SpectraLayout<true> layout{t.outer, here(t.modes), here(t.channels)};
+        const SpectraLayout<true> layout{t.window.outer, here(t.modes), here(t.channels)};
         const int second = lane / 4 % 2, c = channel + second;
         const auto *all = reinterpret_cast<const float2 *>(t.mixed) + layout.row(at.b, at.o);
         const float2 *from = all + mode * t.channels + c;

@@ -83,6 +83,10 @@ template <int FRAGMENTS, uint64_t PROGRAM> __device__ __forceinline__ turbofno_s
         step.channels = 8 * FRAGMENTS;
     }
     if (kind != kAddInput && !(kInput && kind == TURBOFNO_MLP)) step.terms = 8 * FRAGMENTS;
+    if (PROGRAM == kLastActivated) {
+        step.hidden = 0;
+        return step;
+    }
     if (PROGRAM == kBlock && FRAGMENTS <= kMostFragments && kind == TURBOFNO_MLP) step.hidden = kCommonHidden;
     if (kind == TURBOFNO_MLP || kind == TURBOFNO_PROJECT) {
         if (step.hidden == 0) __builtin_unreachable();
@@ -102,6 +106,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
     constexpr bool kMapsFirst = COMMON && kind_of(PROGRAM, 0) == TURBOFNO_SYNTHESIS;
     constexpr bool kStagesLate = kMapsFirst && WGMMA; // spectra are copied when a row begins, not while the last one is computed
     constexpr bool kStoresSplit = COMMON && P::kSplit && FRAGMENTS <= kMostFragments; // if it also analyses
+    constexpr bool kWindow = has_window(PROGRAM, COMMON);
     extern __shared__ uint4 shared[];
     const turbofno_tile &t = a.tile;
     const TilePlan &plan = a.plan;
@@ -205,15 +210,26 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
     const turbofno_step &prefetched = t.step[max(prefetch_first, 0)];
     uint4 *const buffer = own + plan.prefetch_at + group.rank * plan.prefetch_words;
     PrefetchBuffer prefetch(buffer + 1, buffer, prefetch_first >= 0, lane);
-    const auto prefetch_points = [&](int row, int point) {
+    // The same position on the grid that is read.
+    const auto of_window = [&](TilePosition at) {
+        if constexpr (kWindow) {
+            const turbofno_window &w = t.window;
+            const int plane = at.o < w.rows ? 0 : at.o / w.rows;
+            at.o += w.first + plane * (w.pitch - w.rows);
+            at.row = at.b * int(w.outer) + at.o;
+        }
+        return at;
+    };
+    const int read_outer = kWindow ? int(t.window.outer) : outer, read_points = kWindow ? t.window.points : t.points;
+    const auto prefetch_points = [&](const TilePosition &at, int point) {
         if (prefetch_first < 0 || point >= t.points) return;
         const int bytes = pitch_of<Field>(COMMON ? 8 * FRAGMENTS : prefetched.channels) * int(sizeof(Field));
-        const auto *from = static_cast<const char *>(prefetched.field) + (int64_t(row) * t.points + point) * bytes;
+        const auto *from = static_cast<const char *>(prefetched.field) + (int64_t(of_window(at).row) * read_points + point) * bytes;
         prefetch.load_async(from, min(kTilePoints, t.points - point) * bytes, lane);
     };
     float2 *const copied = plan.copied_at < 0 ? nullptr : reinterpret_cast<float2 *>(own + plan.copied_at);
     const auto prefetch_spectra = [&](const TilePosition &at) {
-        if (chunks > 0 && copied != nullptr) copy_spectra<LAYOUTS>(copied, t, at, FRAGMENTS / 2, first_channel, group);
+        if (chunks > 0 && copied != nullptr) copy_spectra<LAYOUTS>(copied, t, of_window(at), FRAGMENTS / 2, first_channel, group);
     };
     const auto clear_sums = [&] {
         for (int i = lane; i < plan.sums_words; i += kLanes) own_sums[i] = float4{};
@@ -226,7 +242,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
     pdl_trigger_of_small_grid();
     if (index < units) {
         if (!kStagesLate) prefetch_spectra(unit.at);
-        prefetch_points(unit.at.row, unit.at.point);
+        prefetch_points(unit.at, unit.at.point);
     }
     wait_copies<0>(); // weights and tables
     if constexpr (WGMMA) fence_proxy_async();
@@ -250,8 +266,8 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                 const turbofno_step &affine = t.step[1];
                 const bool has_factors = kMapsFirst && affine.scale != nullptr;
                 const float *factors = has_factors ? affine.scale + affine.per_sample * at.b * t.width : nullptr;
-                stage_spectra<P, LAYOUTS, B>(own, copied, t, at, phases_of(t.synthesis_phases, t.modes), factors, FRAGMENTS / 2,
-                                    first_channel, group);
+                stage_spectra<P, LAYOUTS, B>(own, copied, t, of_window(at), phases_of(t.synthesis_phases, t.modes), factors,
+                                             FRAGMENTS / 2, first_channel, group);
                 if constexpr (WGMMA) fence_proxy_async();
                 group.sync();
             };
@@ -288,16 +304,19 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                         if constexpr (WGMMA) wgmma_sums.stage(now, s, sums_at, group);
                     }
                 };
-                const int64_t tile_index = int64_t(at.row) * tiles + min(tile, tiles - 1); // of a split field
+                // of a split field
+                const auto tile_index = [&](int row, int row_tiles) { return int64_t(row) * row_tiles + min(tile, tiles - 1); };
                 const bool x_is_split = P::kSplit && t.x_scales != nullptr;
-                const float x_inv_scale = x_is_split ? t.x_scales[tile_index] : 1.0f;
+                const int x_tiles = kWindow ? ceil_div(read_points, kTilePoints) : tiles;
+                const float x_inv_scale = x_is_split ? t.x_scales[tile_index(of_window(at).row, x_tiles)] : 1.0f;
                 // inlined, or else y would lie in memory
                 const auto run = [&](int i, int kind) __attribute__((always_inline)) {
                     const turbofno_step step = step_of(i, kind);
                     const float *vectors = reinterpret_cast<const float *>(shared + plan.vectors_at[i]);
                     const auto read = [&](int from_channel, const auto &use) {
+                        const TilePosition place = of_window(at);
                         if (step.channel_first) {
-                            return use(ChannelFirstPoints(step.field, step.channels, from_channel, outer, t.points, at, lane));
+                            return use(ChannelFirstPoints(step.field, step.channels, from_channel, read_outer, read_points, place, lane));
                         }
                         const auto use_points = [&](const auto &points) {
                             if constexpr (P::kSplit) {
@@ -309,7 +328,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                         if (i >= prefetch_first && i <= prefetch_last) {
                             use_points(PrefetchedPoints<Field>(buffer + 1, step.channels, from_channel, lane));
                         } else {
-                            use_points(Points<Field>(step.field, step.channels, from_channel, t.points, at, lane));
+                            use_points(Points<Field>(step.field, step.channels, from_channel, read_points, place, lane));
                         }
                     };
                     if (i == prefetch_first && (!WGMMA || at.point < t.points)) prefetch.wait();
@@ -377,7 +396,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                             split_values([&](int s, const uint4(&of_points)[2]) {
                                 to.store(s, {as_floats(of_points[0]), as_floats(of_points[1])});
                             });
-                            if (lane == 0 && tile < tiles) t.scales[tile_index] = inv_scale;
+                            if (lane == 0 && tile < tiles) t.scales[tile_index(at.row, tiles)] = inv_scale;
                         } else if (step.channel_first) {
                             store_all(values, ChannelFirstPoints(step.field, step.channels, first_channel, outer, t.points, at, lane));
                         } else {
@@ -412,10 +431,10 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                     }
                     if (i == prefetch_last) {
                         if (!last_of_row) {
-                            if (!WGMMA || tile + group.size < end) prefetch_points(unit.at.row, at.point + group.size * kTilePoints);
+                            if (!WGMMA || tile + group.size < end) prefetch_points(unit.at, at.point + group.size * kTilePoints);
                         } else if (goes_on) {
                             const Unit after = next();
-                            prefetch_points(after.at.row, after.at.point);
+                            prefetch_points(after.at, after.at.point);
                         }
                     }
                 };
@@ -450,7 +469,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
         if (!WGMMA && goes_on) clear_sums();
         const bool had_no_tile = unit.at.point >= t.points;
         unit = next();
-        if (!WGMMA && had_no_tile && goes_on) prefetch_points(unit.at.row, unit.at.point);
+        if (!WGMMA && had_no_tile && goes_on) prefetch_points(unit.at, unit.at.point);
         index += plan.stride;
     }
     pdl_trigger();
@@ -460,7 +479,9 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
 // interprets any program. Unrolled at compile time a program takes fewer instructions, and loads can be hoisted.
 template <typename P, int FRAGMENTS, bool WGMMA, uint64_t PROGRAM = 0, uint64_t... OTHERS>
 TileKernel kernel_of_programs(const TileArguments &a) {
-    if constexpr (PROGRAM == 0) {
+    if constexpr (PROGRAM == kLastActivated && 8 * FRAGMENTS != kLastActivatedWidth) {
+        return kernel_of_programs<P, FRAGMENTS, WGMMA, OTHERS...>(a);
+    } else if constexpr (PROGRAM == 0) {
         return a.plan.wide ? tile_program<P, FRAGMENTS, true, WGMMA, 0, false, Layouts::kBoth>
                            : tile_program<P, FRAGMENTS, false, WGMMA, 0, false, Layouts::kBoth>;
     } else {
@@ -468,7 +489,8 @@ TileKernel kernel_of_programs(const TileArguments &a) {
         if (a.plan.wide != kWide || !serves(PROGRAM, a.tile)) return kernel_of_programs<P, FRAGMENTS, WGMMA, OTHERS...>(a);
         if (!a.common) {
             // of the others compiling takes long
-            constexpr bool kHasKernel = FRAGMENTS == 2 ? PROGRAM == kLayer || PROGRAM == kFirstLayer : FRAGMENTS <= kMostFragments;
+            constexpr bool kHasKernel = FRAGMENTS == 2 ? PROGRAM == kLayer || PROGRAM == kFirstLayer
+                                                       : FRAGMENTS <= kMostFragments && PROGRAM != kLastActivated;
             if constexpr (!kHasKernel) {
                 return kernel_of_programs<P, FRAGMENTS, WGMMA>(a);
             } else {

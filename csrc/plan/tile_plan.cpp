@@ -207,7 +207,7 @@ const char *unsupported(const turbofno_tile &t) {
     if (!known(t.modes, 0, kMaxModes) || !known(t.next_modes, 0, kMaxModes)) {
         return "the last axis does not keep 1 .. 128 modes";
     }
-    if (t.modes > t.points / 2 + 1 || t.next_modes > t.points / 2 + 1) {
+    if (t.modes > t.window.points / 2 + 1 || t.next_modes > t.points / 2 + 1) {
         return "the last axis does not hold the kept modes";
     }
     if (!known(t.precision, TURBOFNO_FP32, TURBOFNO_BF16)) return "unknown precision";
@@ -217,8 +217,17 @@ const char *unsupported(const turbofno_tile &t) {
         if (reason != nullptr) return reason;
     }
     if (t.multiprocessors < 1) return "the device has no multiprocessor";
+    const turbofno_window &w = t.window;
+    if (w.points < t.points || w.rows < 1 || w.pitch < w.rows || w.first < 0 || t.batch * w.outer > kMaxRows) {
+        return "the window is not part of its grid";
+    }
+    if (t.outer % w.rows != 0 || w.first + (t.outer / w.rows - 1) * w.pitch + w.rows > w.outer) {
+        return "the window has rows that its grid has not";
+    }
     return nullptr;
 }
+
+bool is_part(const turbofno_tile &t) { return t.window.points != t.points || t.window.outer != t.outer; }
 
 } // namespace
 
@@ -233,6 +242,7 @@ void each_plan(const turbofno_tile &t, const std::function<void(const TilePlan &
     const int64_t split_below = (summed ? 1 : 16) * int64_t(t.multiprocessors);
     const bool has_kernel = any_serves(kPrograms, t), has_wide_kernel = any_serves(kWidePrograms, t);
     const bool first = serves(kFirstLayer, t);
+    const bool windowed = is_part(t), projects = t.step[t.steps - 1].kind == TURBOFNO_PROJECT;
     const Work work = work_of(t);
     for (p.fragments = 2; p.fragments <= kMaxFragments; p.fragments *= 2) {
         const bool whole = 8 * p.fragments >= t.width;
@@ -260,6 +270,7 @@ void each_plan(const turbofno_tile &t, const std::function<void(const TilePlan &
             const bool fits_kernel = p.fragments <= kMostFragments ? has_kernel && !reads_directly
                                                                    : has_wide_kernel && p.wgmma && p.prefetch_first < 0;
             p.common = fits_kernel && t.width == 8 * p.fragments && p.synthesis_on_chip && is_common(t, t.width);
+            if (windowed && !(p.common && projects)) continue;
             for (p.group_warps = p.wgmma ? kWarpgroupWarps : 1; p.group_warps <= (p.wgmma ? kWarpgroupWarps : 16);
                  p.group_warps *= 2) {
                 // a warp's next tile is as far away in the next segment as in the same one
@@ -308,6 +319,7 @@ extern "C" const char *turbofno_tile_prepare(const turbofno_tile *tile, turbofno
     const char *reason = unsupported(*tile);
     if (reason != nullptr) return reason;
     const TilePlan p = plan(*tile);
+    if (p.warps == 0 && is_part(*tile)) return "only kernels for the last layers of common networks compute a window";
     if (p.warps == 0) return "its weights and spectra do not fit in shared memory";
     describe(*tile, p, *prepared);
     return nullptr;

@@ -30,14 +30,16 @@ inline bool serves(uint64_t program, const turbofno_tile &tile) {
     return i == tile.steps && (kind_of(program, i) < 0 || (kind_of(program, i) == TURBOFNO_ANALYZE && kind_of(program, i + 1) < 0));
 }
 
-// True if a program has an MLP or a projection.
-constexpr bool is_wide(uint64_t program) {
+// True if a program has a step of this kind.
+TURBOFNO_HOST_DEVICE constexpr bool has(uint64_t program, int kind) {
     for (; program != 0; program >>= 4) {
-        const int kind = int(program & 15) - 1;
-        if (kind == TURBOFNO_MLP || kind == TURBOFNO_PROJECT) return true;
+        if (int(program & 15) - 1 == kind) return true;
     }
     return false;
 }
+
+// True if a program has an MLP or a projection.
+constexpr bool is_wide(uint64_t program) { return has(program, TURBOFNO_MLP) || has(program, TURBOFNO_PROJECT); }
 
 // Programs of common networks. A kernel for one of them also serves it without the final analysis.
 // turbofno_ops/_tile_program.py sorts commuting steps into this order.
@@ -46,6 +48,10 @@ constexpr uint64_t kLayer = program(TURBOFNO_SYNTHESIS, TURBOFNO_AFFINE, TURBOFN
 constexpr uint64_t kFirstLayer = program(TURBOFNO_SYNTHESIS, TURBOFNO_AFFINE, kAddInput, TURBOFNO_ACTIVATE,
                                          TURBOFNO_STORE, TURBOFNO_ANALYZE);
 constexpr uint64_t kLastLayer = program(TURBOFNO_SYNTHESIS, TURBOFNO_AFFINE, TURBOFNO_ADD_MAP, TURBOFNO_PROJECT);
+// Projected by one map, because the first map of the projection was folded into the layer. For 32 channels only.
+constexpr uint64_t kLastActivated = program(TURBOFNO_SYNTHESIS, TURBOFNO_AFFINE, TURBOFNO_ADD_MAP, TURBOFNO_ACTIVATE,
+                                            TURBOFNO_PROJECT);
+constexpr int kLastActivatedWidth = 32;
 constexpr uint64_t kBlock = program(TURBOFNO_SYNTHESIS, TURBOFNO_AFFINE, TURBOFNO_ADD_MAP, TURBOFNO_ACTIVATE,
                                     TURBOFNO_MLP, TURBOFNO_ADD_GATE, TURBOFNO_ACTIVATE, TURBOFNO_STORE, TURBOFNO_ANALYZE);
 constexpr uint64_t kLastBlock = program(TURBOFNO_SYNTHESIS, TURBOFNO_AFFINE, TURBOFNO_ADD_MAP, TURBOFNO_MLP,
@@ -60,7 +66,7 @@ constexpr uint64_t kAfterLastNorm = program(TURBOFNO_LOAD, TURBOFNO_AFFINE, TURB
 constexpr uint64_t kLifting = program(TURBOFNO_LOAD, TURBOFNO_MLP, TURBOFNO_STORE, TURBOFNO_ANALYZE);
 
 // The programs with kernels of their own. The first that serves a tile is taken.
-constexpr uint64_t kPrograms[] = {kFirstLayer, kLayer, kLastLayer, kBlock, kLastBlock,
+constexpr uint64_t kPrograms[] = {kFirstLayer, kLayer, kLastLayer, kLastActivated, kBlock, kLastBlock,
                                   kNormedBlock, kLastNormedBlock, kAfterNorm, kAfterLastNorm, kLifting};
 constexpr int kMostFragments = 8; // of these kernels
 
@@ -85,6 +91,9 @@ TURBOFNO_HOST_DEVICE constexpr int last_prefetched(uint64_t program, int fragmen
     return last;
 }
 
+// True if the kernel computes a window of the grid that it reads (turbofno_window): the networks' last programs.
+TURBOFNO_HOST_DEVICE constexpr bool has_window(uint64_t program, bool common) { return common && has(program, TURBOFNO_PROJECT); }
+
 template <size_t COUNT> bool any_serves(const uint64_t (&programs)[COUNT], const turbofno_tile &tile) {
     for (const uint64_t program : programs) {
         if (serves(program, tile)) return true;
@@ -101,13 +110,16 @@ constexpr int kCommonHidden = 32;
 // hidden ones (zero-padded). The kernels for such programs take a sixth fewer instructions, and fewer registers.
 inline bool is_common(const turbofno_tile &tile, int width) {
     const bool lifting = serves(kLifting, tile), block = serves(kBlock, tile), first = serves(kFirstLayer, tile);
+    const bool activated = serves(kLastActivated, tile);
+    if (activated && width != kLastActivatedWidth) return false;
     for (int i = 0; i < tile.steps; ++i) {
         const turbofno_step &step = tile.step[i];
         const bool maps = step.kind == TURBOFNO_MLP || step.kind == TURBOFNO_PROJECT;
         const bool input = is_input_map(step);
         const bool own = step.kind == TURBOFNO_PROJECT || (lifting && step.kind == TURBOFNO_LOAD) || input;
-        if ((maps || step.kind == TURBOFNO_ACTIVATE) && step.activation != TURBOFNO_GELU) return false;
-        if (maps && step.hidden == 0) return false;
+        const bool activates = step.kind == TURBOFNO_ACTIVATE || (maps && step.hidden > 0);
+        if (activates && step.activation != TURBOFNO_GELU) return false;
+        if (maps && (step.hidden == 0) != activated) return false;
         if (step.kind == TURBOFNO_MLP && block && width <= 8 * kMostFragments && step.hidden != kCommonHidden) return false;
         if (input && (!first || width > 8 * kMostFragments)) return false;
         if (((step.kind == TURBOFNO_ADD_MAP && !input) || (maps && !lifting)) && step.terms != width) return false;

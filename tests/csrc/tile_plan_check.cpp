@@ -15,7 +15,7 @@ using namespace turbofno;
 
 static constexpr int kLanes = 32;
 static int wrong = 0, checked = 0, splits = 0, cut = 0, prefetched = 0, with_wgmma = 0, segments = 0, common = 0;
-static int shared_copies = 0, own_copies = 0, of_inputs = 0, of_128 = 0;
+static int shared_copies = 0, own_copies = 0, of_inputs = 0, of_128 = 0, windows = 0, projected_at_once = 0;
 
 static void expect(bool holds, const char *what, const turbofno_tile &t) {
     if (holds) return;
@@ -157,6 +157,12 @@ static void check(const turbofno_tile &t) {
     expect(!p.maps_few || (of_input && t.step[2].terms <= 6), "few channels of the input are mapped on ordinary cores", t);
     expect(prepared.maps_few == p.maps_few, "the caller packs the weights of such a map", t);
     expect(!p.common || 8 * p.fragments == t.width, "common programs have all channels in a tile", t);
+    const turbofno_step &last = t.step[t.steps - 1];
+    const bool projects = last.kind == TURBOFNO_PROJECT, whole = t.window.points == t.points && t.window.outer == t.outer;
+    expect(whole || (p.common && projects), "only kernels for common last layers compute a window", t);
+    windows += !whole;
+    expect(!p.common || !projects || last.hidden > 0 || t.width == 32, "a common projection of one map has 32 channels", t);
+    projected_at_once += p.common && projects && last.hidden == 0;
     const int64_t groups = p.warps / p.group_warps;
     expect(p.blocks >= 1 && p.blocks <= ceil_div(rows * p.splits, groups), "every block has a row", t);
     expect(p.channel_tiles * (p.blocks - 1) < t.multiprocessors, "one block a multiprocessor", t);
@@ -183,7 +189,19 @@ struct Draw {
         return s;
     }
 
+    // A tile on a grid, or on a window of it: planes of some rows each.
     turbofno_tile tile() {
+        turbofno_tile t = program();
+        t.window = {t.outer, t.points, int(t.outer), int(t.outer), 0};
+        if (random() % 3 == 0) {
+            const int planes = t.outer % 8 == 0 ? 8 : 1, rows = int(t.outer) / planes, pitch = rows + of({0, 1, 9});
+            const int before = of({0, 1, 2}) * pitch + (pitch - rows) / 2;
+            t.window = {before + planes * pitch, t.points + of({0, 1, 8}), rows, pitch, before};
+        }
+        return t;
+    }
+
+    turbofno_tile program() {
         turbofno_tile t{};
         t.batch = of({1, 2, 3, 8, 33, 256, 4096, 65536});
         t.outer = of({1, 5, 16, 85, 128, 1024, 16384});
@@ -207,6 +225,19 @@ struct Draw {
             const int input = of({0, 0, 1, 4, 6, 7}); // channels of the network's input, in its first layer
             add(step(TURBOFNO_ADD_MAP, input > 0 ? input : t.width, input > 0 ? input : t.width));
             t.step[2].channel_first = input > 0;
+            if (random() % 3 == 0) { // the last one
+                if (coin()) {
+                    add(step(TURBOFNO_PROJECT, 1, t.width, 64));
+                } else {
+                    add(step(TURBOFNO_ACTIVATE, t.width));
+                    add(step(TURBOFNO_PROJECT, 1, t.width));
+                }
+                turbofno_step &last = t.step[t.steps - 1];
+                last.channel_first = 1;
+                for (int i = 0; i < t.steps; ++i) t.step[i].activation = TURBOFNO_GELU;
+                if (last.hidden == 0) last.activation = TURBOFNO_NONE;
+                return t;
+            }
             add(step(TURBOFNO_ACTIVATE, t.width));
             if (coin()) {
                 add(step(TURBOFNO_MLP, t.width, t.width, 32));
@@ -265,8 +296,10 @@ int main(int count, char **arguments) {
     draw.random.seed(count > 1 ? std::strtoull(arguments[1], nullptr, 10) : 0);
     for (int i = 0; i < 5000; ++i) check(draw.tile());
     std::printf("%d plans, %d of split rows, %d of segments, %d of cut channels, %d with prefetch, %d with wgmma, %d common, "
-                "%d of them of the input, %d of 128 channels, %d and %d that copy spectra to a place of their own and to a shared one\n",
-                checked, splits, segments, cut, prefetched, with_wgmma, common, of_inputs, of_128, own_copies, shared_copies);
+                "%d of them of the input, %d of 128 channels, %d projected at once, %d of windows, %d and %d that copy spectra to a "
+                "place of their own and to a shared one\n",
+                checked, splits, segments, cut, prefetched, with_wgmma, common, of_inputs, of_128, projected_at_once, windows,
+                own_copies, shared_copies);
     return wrong != 0 || checked < 1000 || splits == 0 || segments == 0 || cut == 0 || prefetched == 0 || with_wgmma == 0 ||
-           common == 0 || of_inputs == 0 || of_128 == 0 || own_copies == 0 || shared_copies == 0;
+           common == 0 || of_inputs == 0 || of_128 == 0 || own_copies == 0 || shared_copies == 0 || windows == 0 || projected_at_once == 0;
 }

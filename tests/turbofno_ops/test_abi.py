@@ -25,6 +25,7 @@ CODE = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.S)
 
 STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "step": _native.Step,
+    "window": _native.Window,
     "tile": _native.Tile,
     "tile_plan": _native.TilePlan,
     "row_analysis": _native.RowAnalysis,
@@ -44,6 +45,7 @@ TYPES: dict[str, Any] = {
     "double": c_double,
     "float": c_float,
     "turbofno_step": _native.Step,
+    "turbofno_window": _native.Window,
 }
 SYSTEM_HEADERS = re.compile(r"cuda_\w+\.h|std(int|def)\.h|[a-z_]+")  # the last matches C++ headers
 

@@ -37,6 +37,7 @@ from turbofno_ops._stages import (
     Step,
     Store,
     Synthesis,
+    Window,
 )
 from turbofno_ops._tile_program import _packed, pieces
 from turbofno_ops._torch_stages import TorchStages
@@ -225,6 +226,10 @@ def test_programs_in_pieces_equal_float64(name: str, precision: str) -> None:
 _INPUTS = 3  # channels of the network's input
 
 
+# The last programs of networks, of which kernels may compute a window of the grid.
+LAST = ("last layer", "last layer projected by one map", "last block", "after the last norm")
+
+
 def common_programs(channels: int) -> dict[str, tuple[Step, ...]]:
     """Return the programs that have kernels of their own (csrc/plan/tile_programs.h)."""
     offset = Affine(None, torch.randn(channels, dtype=torch.float64))
@@ -243,6 +248,13 @@ def common_programs(channels: int) -> dict[str, tuple[Step, ...]]:
         "first layer without analysis": (Synthesis(), scaled, of_input, act, Store()),
         "scaled layer without analysis": (Synthesis(), scaled, skip, act, Store()),
         "last layer": (Synthesis(), offset, skip, projection),
+        "last layer projected by one map": (
+            Synthesis(),
+            offset,
+            skip,
+            act,
+            Project((identity(2, channels),), "none"),
+        ),
         "block": (*before, act, Store(), Analyze()),
         "block without analysis": (*before, act, Store()),
         "last block": (Synthesis(), offset, skip, mlp, gate, projection),
@@ -288,6 +300,55 @@ def test_common_programs_equal_float64(
     may_split = precision == "fp32" and drawn.mixed is not None and not of_input
     check(drawn, precision, channel_first=of_input)
     check(drawn, precision, split_x=may_split, last=True, channel_first=of_input)
+
+
+@needs_kernels
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    ("batch", "size", "window"),
+    [
+        (2, (40,), Window((0,), (33,))),
+        (3, (17, 130), Window((2, 0), (11, 121))),
+        (33, (12, 72), Window((0, 0), (8, 64))),
+        (2, (6, 9, 40), Window((1, 2, 0), (4, 5, 32))),
+        (1, (4, 4096), Window((0, 0), (3, 4000))),
+        (2, (9, 40), Window((1, 3), (7, 33))),
+    ],
+)
+@pytest.mark.parametrize("channels", [16, 32, 64])
+@pytest.mark.parametrize("name", LAST)
+def test_a_window_is_part_of_the_whole(
+    name: str, channels: int, batch: int, size: tuple[int, ...], window: Window, precision: str
+) -> None:
+    steps = to_device(common_programs(channels)[name], torch.device("cuda"), torch.float32)
+    modes = (*(1 for _ in size[1:]), 9)
+    for last in (False, True):
+        stages = stages_of(size, modes, precision)
+        x = stages.convert(torch.randn(batch, channels, *size, device="cuda"))
+        mixed = torch.randn(batch, channels, *size[:-1], 10, dtype=torch.complex64, device="cuda")
+        mixed[..., 9:] = 0
+        mixed[..., 0].imag.zero_()
+        norm = isinstance(steps[0], Restore)
+        moments = stages.tile((Restore(), Save(moments=True)), Operands(saved=x)).moments
+        given = Operands(
+            x=split_field(x) if precision == "fp32" and not norm else x,
+            saved=x if norm else None,
+            moments=moments if norm else None,
+            mixed=None if norm else channels_last(mixed) if last else mixed,
+        )
+        whole = stages.tile(steps, given).out
+        poison()
+        part = stages.tile(steps, given, window).out
+        expected = window.of(whole)
+        assert part.shape == expected.shape
+        # kernels of other plans round otherwise
+        least = {"fp32": 1e-6, "tf32": 1e-3, "bf16": 1e-2}[precision]
+        assert relative_l2(part, expected) <= least
+        at_once = name != "last layer projected by one map" or channels == 32
+        from_the_start = window.first[-1] == 0
+        shape = stages._shape(steps, given)
+        planned = stages.programs.prepare_part(steps, shape, window)
+        assert (planned is not None) == (at_once and from_the_start)
 
 
 @needs_kernels

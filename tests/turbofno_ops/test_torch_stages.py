@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.turbofno_ops.random_program import draw_program
 from turbofno_ops import _gemm
-from turbofno_ops._stages import Normalize, Operands, Project, Restore, Save, Synthesis
+from turbofno_ops._fold import to_device
+from turbofno_ops._modes import Rows
+from turbofno_ops._stages import (
+    Normalize,
+    Operands,
+    Project,
+    Restore,
+    Save,
+    Synthesis,
+    Window,
+)
 from turbofno_ops._torch_stages import TorchStages
 from turbofno_ops.description import PointwiseMap
 
@@ -29,7 +42,7 @@ def test_norms_of_mixed_spectra_equal_those_of_the_field(
     # imaginary parts also at DC and Nyquist, which the moments must ignore
     mixed = torch.randn(3, 4, *size[:-1], modes, dtype=torch.complex128)
     scale, shift, offset = torch.randn(3, 4, dtype=torch.float64)
-    field = _gemm.synthesize_last(mixed, size[-1])
+    field = _gemm.synthesize_last(mixed, Rows.whole(size[-1]))
     if with_offset:
         field = field + offset.view(-1, *[1] * len(size))
     expected = F.group_norm(field, groups, scale, shift, eps=1e-5)
@@ -50,9 +63,35 @@ def test_a_large_mean_does_not_reduce_the_norms_accuracy() -> None:
     stages = TorchStages((6, 8), (4, 3), (6, 8))
     project = Project((PointwiseMap(torch.eye(4)),), "none")
     found = stages.tile((Synthesis(), norm, project), Operands(mixed=mixed)).out
-    exact = F.instance_norm(_gemm.synthesize_last(mixed.to(torch.complex128), 8))
+    exact = F.instance_norm(_gemm.synthesize_last(mixed.to(torch.complex128), Rows.whole(8)))
     assert found is not None
     assert (found - exact).norm() / exact.norm() < 1e-3
+
+
+@pytest.mark.parametrize("draw", range(40))
+def test_a_window_is_part_of_the_whole(draw: int) -> None:
+    rng = random.Random(torch.initial_seed() + draw)
+    while True:
+        drawn = draw_program(rng)
+        last = drawn.steps[-1]
+        if isinstance(last, Project) or (isinstance(last, Save) and not last.moments):
+            break
+    first = tuple(rng.randrange(n) for n in drawn.size)
+    size = tuple(rng.randint(1, n - at) for n, at in zip(drawn.size, first, strict=True))
+    window = Window(first, size)
+    stages = TorchStages(drawn.size, drawn.modes, drawn.size)
+    saved = None if drawn.saved is None else drawn.saved.double()
+    moments = None
+    if saved is not None:
+        moments = stages.tile((Restore(), Save(moments=True)), Operands(saved=saved)).moments
+    mixed = None if drawn.mixed is None else drawn.mixed.to(torch.complex128)
+    given = Operands(drawn.x.double(), saved, moments, mixed)
+    steps = to_device(drawn.steps, torch.device("cpu"), torch.float64)
+    whole, part = stages.tile(steps, given), stages.tile(steps, given, window)
+    for found, expected in ((part.out, whole.out), (part.saved, whole.saved)):
+        assert (found is None) == (expected is None)
+        if expected is not None:
+            torch.testing.assert_close(found, window.of(expected), rtol=1e-10, atol=1e-10)
 
 
 def test_a_missing_operand_is_reported() -> None:
