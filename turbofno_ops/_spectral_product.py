@@ -117,7 +117,7 @@ def mixed_channels_last(shape: ProductShape) -> bool:
 
 def _has_many_rows(shape: ProductShape) -> bool:
     values = shape.batch * shape.c_in * shape.row_modes
-    return len(shape.modes) > 1 and values >= _LEAST_LAST_VALUES
+    return len(shape.modes) > 1 and shape.c_in > _LINE and values >= _LEAST_LAST_VALUES
 
 
 def _whole(shape: ProductShape) -> SpectralLaunch:
