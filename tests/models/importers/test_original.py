@@ -84,6 +84,16 @@ def assert_parity(imported: Imported, model: Script, size: tuple[int, ...]) -> N
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_in_half_precision_are_widened(dtype: torch.dtype) -> None:
+    """Generation A stores real and imaginary parts; PyTorch has no complex numbers of two bfloat16."""
+    state = {k: t.to(dtype) for k, t in Script("A", (3, 3), 4, 1, 1).state_dict().items()}
+    halved = import_original(state, Options()).state
+    whole = import_original({k: t.float() for k, t in state.items()}, Options()).state
+    for name, tensor in whole.items():
+        assert torch.equal(halved[name].to(tensor.dtype), tensor), name
+
+
 @pytest.mark.parametrize(("generation", "n", "does", "said"), SCRIPTS)
 def test_imported_network_gives_the_scripts_result(
     generation: str, n: int, does: dict[str, object], said: dict[str, str]
