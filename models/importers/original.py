@@ -303,7 +303,8 @@ def _recipe(found: _Found, script: Script) -> Recipe:
         padding = (0, 0, 6) if found.n_dim == 3 else (2,) * found.n_dim
         return Recipe("gelu", padding, grid="cell-centres")
     batch: Norm = "batch" if found.has_batch_norm else "none"
-    if found.generation == "A":
+    if found.generation == "A" or found.flat_skips:
+        # The first scripts for torch 1.8 kept the layers and coordinates of generation A, and have flat skips.
         recipe = Recipe("relu", none, norm=batch)
         if script == "fourier_1d":
             return replace(recipe, coordinates=((0.0, 2 * math.pi),))
@@ -311,9 +312,6 @@ def _recipe(found: _Found, script: Script) -> Recipe:
             return replace(recipe, grid_order="xy")
         # Its coordinates are input channels: they precede the data, and time is 1/n, 2/n, .., 1.
         return replace(recipe, grid="none") if script == "fourier_3d" else recipe
-    if found.flat_skips:
-        # The first scripts for torch 1.8 kept the layers of generation A.
-        return Recipe("relu", none, norm=batch)
     if script == "fourier_2d":
         return Recipe("gelu", (9, 9))
     if script == "fourier_3d":

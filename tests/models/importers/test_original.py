@@ -33,6 +33,8 @@ SCRIPTS: list[tuple[str, int, dict[str, object], dict[str, str]]] = [
     ("A", 2, {"activation": F.relu, "norm": "batch", "grid_place": "before"}, {"script": "fourier_2d_time", "grid_place": "before"}),
     ("A", 3, {"activation": F.relu, "norm": "batch", "grid_place": "caller"}, {}),
     ("B", 2, {"activation": F.relu, "norm": "batch", "flat_skips": True}, {"script": "fourier_2d_time"}),
+    ("B", 2, {"activation": F.relu, "flat_skips": True, "grid_order": "xy"}, {}),
+    ("B", 3, {"activation": F.relu, "flat_skips": True, "grid_place": "caller"}, {}),
     ("B", 2, {"norm": "instance"}, {"script": "fourier_2d_time"}),
     ("B", 1, {}, {}),
     ("B", 1, {"activation": lambda x: F.leaky_relu(x, 0.2)}, {"activation": "leaky_relu(0.2)"}),
