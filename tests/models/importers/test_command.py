@@ -74,6 +74,35 @@ def test_an_import_is_compared_with_neuraloperator_itself(
             assert relative_l2(loaded.module(x), network(x)) < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("arguments", "options", "boundary"),
+    [
+        ({}, [], "periodic"),
+        ({"domain_padding": 0.25}, [], "nodes"),
+        ({}, ["--set", "boundary=nodes"], "nodes"),
+        ({"domain_padding": 0.25}, ["--set", "boundary=periodic"], "periodic"),
+    ],
+)
+def test_the_boundary_is_reported_and_a_setting(
+    arguments: dict[str, float],
+    options: list[str],
+    boundary: str,
+    tmp_path: Path,
+    repository: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Answers on other grids are interpolated, and a field that is not periodic rings as a Fourier series."""
+    network = TheirFNO(
+        n_modes=(6, 5), in_channels=1, out_channels=2, hidden_channels=6, **arguments
+    )
+    network.save_checkpoint(tmp_path, "model")
+    assert run(repository, tmp_path / "model_state_dict.pt", *options) == 0
+    said = capsys.readouterr().out
+    assert "(boundary=periodic or nodes)" in said
+    assert "compared with neuraloperator 2.0.0" in said
+    assert load_model(repository / "model").config.grid.boundary == boundary
+
+
 def test_layers_that_share_their_weights_are_imported(tmp_path: Path, repository: Path) -> None:
     network = neuraloperator_pair(tmp_path)
     first, second = network.fno_blocks.convs
@@ -277,6 +306,7 @@ def test_unsupported_networks_are_named(
         (["--grid", "64"], "--grid has 1 axes, but the network has 2"),
         (["--input-std", "0"], "std must be positive"),
         (["--set", "eps=1e-5"], "give --normalizer FILE"),
+        (["--set", "boundary=open"], "boundary must be periodic or nodes, not 'open'"),
         (
             ["--normalizer", "n.json", "--set", "eps=nan"],
             "eps expects a number like 1e-5, not 'nan'",
