@@ -87,7 +87,8 @@ def read_normalizer(
     values, adds_coordinates = _numbers(content, path), _adds_coordinates(content, path)
     found: dict[Side, Scaling] = {}
     owners: dict[Side, str] = {}
-    for owner in dict.fromkeys(owner for owner, _ in values):
+    # an eps alone is that of a norm inside a network, which a data processor may wrap
+    for owner in dict.fromkeys(owner for owner, name in values if not name.endswith("eps")):
         last = owner.rpartition(".")[2]
         side: Side | None = "input" if last in _INPUT else "output" if last in _OUTPUT else only
         if side is None:

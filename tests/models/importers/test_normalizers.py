@@ -249,6 +249,8 @@ def test_plain_numbers_in_every_file_format(tmp_path: Path) -> None:
         ({"x_mean": 1.0, "x_std": 1.0, "x_mask": [1.0]}, "has a mask"),
         ({"x_mean": 1.0, "x_std": [["a"]]}, "must be real numbers"),
         ({"colour": 1.0}, "holds no mean and std"),
+        ({"x_mean": [], "x_std": []}, "x_mean is empty"),
+        ({"x_eps": 1e-5}, "holds no mean and std"),
         ({"y_mean": 1.0, "y_std": np.ones((3, 4)).tolist(), "x_mean": 0.0,
           "x_std": np.ones((2, 5, 6)).tolist()}, "have different grids"),
     ],
