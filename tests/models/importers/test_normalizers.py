@@ -263,6 +263,22 @@ def test_impossible_normalisers_are_refused(
         normalizing(read_normalizer(tmp_path / "n.json"), ARCH)
 
 
+@pytest.mark.parametrize(("factors", "fits"), [((2.0, 0.5), True), ((2.0, 1.0), False)])
+def test_fields_for_a_network_that_answers_on_another_grid_are_refused(
+    factors: tuple[float, ...], fits: bool, tmp_path: Path
+) -> None:
+    arch = FNOArchitecture.model_validate(
+        {**ARCH.model_dump(), "n_layers": 2, "resolution_scaling": [[f, f] for f in factors]}
+    )
+    torch.save({"x_mean": torch.zeros(2, 6, 8), "x_std": torch.ones(2, 6, 8)}, tmp_path / "n.pt")
+    sides = read_normalizer(tmp_path / "n.pt")
+    if fits:
+        assert normalizing(sides, arch).fields is not None
+        return
+    with pytest.raises(ImportRefused, match=r"answers \[6, 8\] on another one, \[12, 16\]"):
+        normalizing(sides, arch)
+
+
 @pytest.mark.parametrize(
     "content",
     [
