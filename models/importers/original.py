@@ -67,7 +67,8 @@ class Recipe:
     """The choices of a script that its state dict does not show.
 
     `mlp_activation` is between the maps of the channel MLPs and of the projection; None: `activation`. `padding` is
-    in points, one entry per axis. `coordinates` are the ends of each axis; None: 0 and 1.
+    in points, one entry per axis. `coordinates` are the ends of each axis; None: 0 and 1. `layout` is the order of the
+    channels in a spectral weight.
     """
 
     activation: Activation
@@ -78,6 +79,7 @@ class Recipe:
     grid_place: Literal["after", "before"] = "after"
     coordinates: tuple[tuple[float, float], ...] | None = None
     mlp_activation: Activation | None = None
+    layout: Layout = "in-out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,14 +213,12 @@ def import_original(
         raise ImportRefused(
             f"the {recipe.norm} norms of the pickled network have eps={eps.pop()}; only {_NORM_EPS} is supported"
         )
-    layouts: tuple[Layout, ...] = ("in-out", "out-in")
-    layout = options.choice("weight_layout", layouts, "in-out")
     name = f"original script {script}, generation {found.generation}" if script != "pdebench" else (
         "PDEBench FNO"
     )  # fmt: skip
     options.finish(name)
 
-    state = _Reader(source, found, recipe, layout).state()
+    state = _Reader(source, found, recipe).state()
     dropped = source.drop(lambda key: re.match(r"bn\d+\.", key) is not None)
     source.finish(name, _SUPPORTED)
     arch = _architecture(state, found, recipe)
@@ -227,7 +227,7 @@ def import_original(
         architecture=arch,
         state=state,
         assumptions=(
-            *_assumptions(found, script, recipe, layout, dropped, held),
+            *_assumptions(found, script, recipe, dropped, held),
             *([f"the prefix {prefix!r} of all keys was removed"] if prefix else ()),
         ),
     )
@@ -306,6 +306,8 @@ def _recipe(found: _Found, script: Script) -> Recipe:
     if found.generation == "A" or found.flat_skips:
         # The first scripts for torch 1.8 kept the layers and coordinates of generation A, and have flat skips.
         recipe = Recipe("relu", none, norm=batch)
+        if script == "fourier_2d_time" and found.generation == "A":
+            return replace(recipe, layout="out-in")
         if script == "fourier_1d":
             return replace(recipe, coordinates=((0.0, 2 * math.pi),))
         if script == "fourier_2d":
@@ -331,6 +333,7 @@ def _overridden(recipe: Recipe, found: _Found, options: Options) -> Recipe:
     grids: tuple[Grid, ...] = ("endpoints", "periodic", "cell-centres", "none")
     orders: tuple[Literal["ij", "xy"], ...] = ("ij", "xy")
     places: tuple[Literal["after", "before"], ...] = ("after", "before")
+    layouts: tuple[Layout, ...] = ("in-out", "out-in")
     activation = activation_of(options.text("activation") or recipe.activation, "activation")
     of_mlps = options.text("mlp_activation") or recipe.mlp_activation or activation
     return Recipe(
@@ -342,6 +345,7 @@ def _overridden(recipe: Recipe, found: _Found, options: Options) -> Recipe:
         grid_order=options.choice("grid_order", orders, recipe.grid_order),
         grid_place=options.choice("grid_place", places, recipe.grid_place),
         coordinates=options.pairs("coordinates", found.n_dim) or recipe.coordinates,
+        layout=options.choice("weight_layout", layouts, recipe.layout),
     )
 
 
@@ -352,7 +356,6 @@ class _Reader:
     source: Tensors
     found: _Found
     recipe: Recipe
-    layout: Layout
 
     def state(self) -> dict[str, Tensor]:
         state: dict[str, Tensor] = {}
@@ -390,7 +393,7 @@ class _Reader:
             for k in range(corner_count(self.found.n_dim))
         ]
         weight = join_corners(corners)
-        if self.layout == "out-in":
+        if self.recipe.layout == "out-in":
             weight = weight.transpose(0, 1)
         skip, bias = self.source.take_linear(f"w{i}")
         in_mlp = range(2 if self.found.generation == "C" else 0)
@@ -478,7 +481,6 @@ def _assumptions(
     found: _Found,
     script: Script,
     recipe: Recipe,
-    layout: Layout,
     dropped: list[str],
     held: Mapping[str, str],
 ) -> tuple[str, ...]:
@@ -494,7 +496,7 @@ def _assumptions(
         f"the activation inside its {parts} is {recipe.mlp_activation} (mlp_activation=..)",
         f"zeros are padded after the last point of each axis: {list(recipe.padding)} points (padding=..)",
         f"{norms[recipe.norm]} (norm=..)",
-        f"spectral weights are stored [{layout.replace('-', ', ')}, modes] (weight_layout=..)",
+        f"spectral weights are stored [{recipe.layout.replace('-', ', ')}, modes] (weight_layout=..)",
         "where kept modes overlap on small grids, the negative frequencies overwrite the others, as in the scripts",
         "inputs and outputs are [batch, channels, *grid], channels first; the scripts have channels last",
     ]
