@@ -203,25 +203,26 @@ def _grid(
     extent = (1.0,) * n
     if boundary is None:
         boundary = "periodic" if _is_periodic(arch) else "nodes"
-    if scaling is not None and scaling.fields is not None:
-        fixed = scaling.fields.grid
-        if given not in (None, fixed):
-            raise ImportRefused(
-                f"--grid {list(given)} is not the grid of the normalisers, {list(fixed)}: leave --grid out"
-            )
-        return GridSpec.model_validate(
-            {"training": fixed, "minimum": fixed, "maximum": fixed, "extent": extent, "boundary": boundary}
-        )  # fmt: skip
+    fixed = scaling.fields.grid if scaling is not None and scaling.fields is not None else None
+    if fixed is not None and given not in (None, fixed):
+        raise ImportRefused(
+            f"--grid {list(given)} is not the grid of the normalisers, {list(fixed)}: leave --grid out"
+        )
     smallest = _smallest(arch)
-    training = given or imported.training_grid
+    training = fixed or given or imported.training_grid
     if training is None:
         training = tuple(max(_USUAL_GRID[n], points) for points in smallest)
     if len(training) != n:
         raise ImportRefused(f"--grid has {len(training)} axes, but the network has {n}")
     if any(points < least for points, least in zip(training, smallest, strict=True)):
         raise ImportRefused(
-            f"--grid {list(training)} is too small: the network needs at least {list(smallest)} points for its modes and its padding"
+            f"the grid {list(training)} {'of the normalisers ' if fixed else '(--grid) '}is too small: the network needs at "
+            f"least {list(smallest)} points for its modes and its padding"
         )
+    if fixed is not None:
+        return GridSpec.model_validate(
+            {"training": fixed, "minimum": fixed, "maximum": fixed, "extent": extent, "boundary": boundary}
+        )  # fmt: skip
     largest = tuple(max(_LARGEST_GRID[n], points) for points in training)
     return GridSpec.model_validate(
         {"training": training, "minimum": smallest, "maximum": largest, "extent": extent, "boundary": boundary}

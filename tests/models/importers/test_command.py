@@ -297,6 +297,23 @@ def test_unsupported_networks_are_named(
     assert left_over(repository) == []
 
 
+@pytest.mark.parametrize("points", [5, 6])
+def test_normalisers_of_a_grid_without_the_modes_are_refused(
+    points: int, tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(Script("B", (4, 4), 6, 1, 1).state_dict(), tmp_path / "fno.pt")
+    fields = {"mean": torch.zeros(points, points), "std": torch.ones(points, points)}
+    torch.save(fields, tmp_path / "x.pt")
+    options = ["--set", "padding=0", "--input-normalizer", str(tmp_path / "x.pt")]
+    fits = points == 6
+    assert run(repository, tmp_path / "fno.pt", *options) == int(not fits)
+    if fits:
+        load_model(repository / "model").module(torch.zeros(1, 1, points, points))
+    else:
+        said = capsys.readouterr().err
+        assert "the grid [5, 5] of the normalisers is too small: the network needs at least" in said
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
