@@ -79,6 +79,7 @@ def test_unknown_arguments_and_settings_are_named() -> None:
     refuse(tensors, {"in_channels": 2}, "in_channels=2")
     refuse(tensors, {"norm": "ada_in"}, "ada_in")
     refuse(tensors, {"conv_bias_kernel": 3}, "conv_bias_kernel")
+    refuse(tensors, {"resolution_scaling_factor": [2, 1, 0, 1]}, "must have positive factors")
     grouped = of(TheirFNO(**SMALL, norm="group_norm"))
     refuse(grouped, {"norm": "instance_norm"}, "instance norms with weights")
     refuse(tensors, {"args": ((4, 4), 1, 1, 4, 4, 2)}, "6 positional arguments")
