@@ -511,6 +511,11 @@ def _assumptions(
             f"{recipe.grid_order}, {recipe.grid_place} the data "
             "(grid=.., coordinates=.., grid_order=.., grid_place=..)"
         )
+    if (script, found.generation) == ("fourier_1d", "B"):
+        lines.append(
+            "the fourier_1d of May to July 2021 has the same keys, but the activation relu, and coordinates to 2 pi at "
+            "first (activation=relu, coordinates=0:6.2831853)"
+        )
     if held:
         shown = [f"{path}={name}" for path, name in held.items()]
         more = ", .." if len(shown) > 5 else ""

@@ -38,6 +38,7 @@ SCRIPTS: list[tuple[str, int, dict[str, object], dict[str, str]]] = [
     ("B", 2, {"norm": "instance"}, {"script": "fourier_2d_time"}),
     ("B", 1, {}, {}),
     ("B", 1, {"activation": lambda x: F.leaky_relu(x, 0.2)}, {"activation": "leaky_relu(0.2)"}),
+    ("B", 1, {"grid_end": 2 * math.pi, "activation": F.relu}, {"activation": "relu", "coordinates": f"0:{2 * math.pi}"}),
     ("B", 1, {"padding": (2,), "activation": F.relu}, {"padding": "2", "activation": "relu"}),
     ("B", 2, {"padding": (9, 9)}, {}),
     ("B", 2, {"batch_norm_parameters": True}, {"script": "fourier_2d_time"}),
@@ -107,6 +108,12 @@ def test_imported_network_gives_the_scripts_result(
             state = {f"conv1.{key}": tensor for key, tensor in state.items()}
         assert recognises(state)
         assert_parity(import_original(state, Options(said)), model, size)
+
+
+def test_another_script_with_the_same_keys_is_named() -> None:
+    model, _ = drawn("B", 1, {})
+    said = " ".join(import_original(model.state_dict(), Options()).assumptions)
+    assert "(activation=relu, coordinates=0:6.28" in said
 
 
 def test_coordinates_in_other_ranges_are_folded_into_the_lifting() -> None:
