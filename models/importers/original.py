@@ -183,7 +183,7 @@ def import_original(
     found = _find(plain)
     source = Tensors({key.removeprefix("conv1."): t for key, t in plain.items()}
                      if found.generation == "A" else plain)  # fmt: skip
-    script = _script(found, options, script)
+    script = _script(found, options, script, stepping=bool((norms or {}).get("instance")))
     usual = _recipe(found, script)
     if padding is not None and any(usual.padding) and options.given.get("padding") is None:
         if not isinstance(padding, int) or padding < 0:
@@ -282,7 +282,7 @@ def _find(tensors: Mapping[str, Tensor]) -> _Found:
     )
 
 
-def _script(found: _Found, options: Options, script: Script | None) -> Script:
+def _script(found: _Found, options: Options, script: Script | None, *, stepping: bool) -> Script:
     if script is not None:
         return script
     by_dimension: dict[int, tuple[Script, ...]] = {
@@ -291,8 +291,8 @@ def _script(found: _Found, options: Options, script: Script | None) -> Script:
         3: ("fourier_3d",),
     }
     choices = by_dimension[found.n_dim]
-    # The time-stepping script has ten input fields, the Darcy script one.
-    several = found.channels - found.n_dim >= 5
+    # The time-stepping script has ten input fields and instance norms, the Darcy script one field and no norms.
+    several = stepping or found.channels - found.n_dim >= 5
     return options.choice("script", choices, choices[-1] if several else choices[0])
 
 

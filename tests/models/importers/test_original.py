@@ -309,7 +309,9 @@ def test_a_pickled_module_shows_its_instance_norms(
     # the scripts of Darcy flow have none, those of time steps have
     model, size = drawn("B", 2, {"norm": "instance"})
     model.layer_norm = torch.nn.InstanceNorm2d(model.fc0.out_features)
+    model.padding = 8  # which the script of time steps does not use
     checkpoint = read_checkpoint(saved_script(model, tmp_path, monkeypatch))
+    assert_parity(convert(checkpoint, Options()), model, size)
     for script in ("fourier_2d", "fourier_2d_time"):
         said = Options({"script": script, "padding": "0"})
         assert_parity(convert(checkpoint, said), model, size)
