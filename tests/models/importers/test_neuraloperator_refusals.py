@@ -50,6 +50,7 @@ def refuse(tensors: dict[str, torch.Tensor], metadata: Any, message: str, **opti
     ("arguments", "message"),
     [
         ({"complex_data": True}, "complex_data"),
+        ({"n_modes": (4, 4, 4, 4)}, "has 4 dimensions; 1 to 3 are supported"),
         ({"domain_padding": 0.2, "resolution_scaling_factor": 2}, "domain_padding with"),
         ({"non_linearity": torch.nn.functional.softsign}, "non_linearity=softsign"),
         ({"non_linearity": torch.nn.Softplus(beta=2)}, "Softplus with beta=2"),
@@ -58,7 +59,7 @@ def refuse(tensors: dict[str, torch.Tensor], metadata: Any, message: str, **opti
 def test_unsupported_arguments_are_named(
     arguments: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    TheirFNO(**SMALL, **arguments).save_checkpoint(tmp_path, "model")
+    TheirFNO(**(SMALL | arguments)).save_checkpoint(tmp_path, "model")
     refuse(*read_saved(tmp_path, "model"), message)
 
 
