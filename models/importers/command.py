@@ -202,7 +202,7 @@ def _grid(
     n = arch.n_dim
     extent = (1.0,) * n
     if boundary is None:
-        boundary = "periodic" if _is_periodic(arch) else "nodes"
+        boundary = "periodic" if _is_periodic(imported) else "nodes"
     fixed = scaling.fields.grid if scaling is not None and scaling.fields is not None else None
     if fixed is not None and given not in (None, fixed):
         raise ImportRefused(
@@ -229,11 +229,16 @@ def _grid(
     )  # fmt: skip
 
 
-def _is_periodic(arch: FNOArchitecture) -> bool:
-    """True if the coordinates leave out the end of the domain, and no padding says that its ends differ."""
+def _is_periodic(imported: Imported) -> bool:
+    """True if the network's coordinates leave out the end of the domain, or it has none, and it pads nothing."""
+    arch = imported.architecture
+    if arch.positional_grid == "none":
+        # whose coordinates may be input channels, which are not periodic
+        scripts = ("original script", "neuraloperator 0.3.0")
+        return arch.domain_padding is None and not imported.format.startswith(scripts)
     if arch.positional_grid == "cell_centres":
         return True
-    return arch.positional_grid != "endpoint_included" and arch.domain_padding is None
+    return arch.positional_grid == "endpoint_excluded" and arch.domain_padding is None
 
 
 def _boundary(given: str | None) -> Boundary | None:

@@ -103,6 +103,16 @@ def test_the_boundary_is_reported_and_a_setting(
     assert load_model(repository / "model").config.grid.boundary == boundary
 
 
+@pytest.mark.parametrize(("grid", "boundary"), [("none", "nodes"), ("periodic", "periodic")])
+def test_coordinates_among_the_input_channels_are_not_periodic(
+    grid: str, boundary: str, tmp_path: Path, repository: Path
+) -> None:
+    torch.save(Script("B", (4, 4), 6, 1, 1).state_dict(), tmp_path / "fno.pt")
+    options = ["--set", f"grid={grid}", "--set", "padding=0"]
+    assert run(repository, tmp_path / "fno.pt", *options) == 0
+    assert load_model(repository / "model").config.grid.boundary == boundary
+
+
 def test_layers_that_share_their_weights_are_imported(tmp_path: Path, repository: Path) -> None:
     network = neuraloperator_pair(tmp_path)
     first, second = network.fno_blocks.convs
