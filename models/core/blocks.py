@@ -43,7 +43,7 @@ class Pointwise(nn.Module):
         else:
             # one kernel for product and bias
             y = torch.baddbmm(self.bias[:, None], weight, flat)
-        return y.view(x.shape[0], -1, *x.shape[2:])
+        return y.view(x.shape[0], len(self.weight), *x.shape[2:])
 
 
 class SoftGate(nn.Module):

@@ -31,6 +31,8 @@ _EXACT: dict[str, set[str]] = {
     "torch._C._nn": {"gelu", "silu", "leaky_relu", "elu", "softplus"},
     "torch._C": {"_VariableFunctionsClass"},
     "torch._VariableFunctions": {"tanh", "sin", "cos", "erf", "relu", "celu", "selu", "sigmoid"},
+    # in a DistributedDataParallel that was saved whole
+    "torch.distributed.algorithms.join": {"_JoinConfig"},
     "collections": {"OrderedDict", "defaultdict"},
     "copyreg": {"_reconstructor"},
     "copy_reg": {"_reconstructor"},

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import torch
 from pydantic import ValidationError
@@ -19,6 +20,7 @@ from turbofno.models.core.checkpoint import is_finite, load_model, save_model, s
 from turbofno.models.core.config import Channel, FNOArchitecture, GridSpec, ModelConfig
 from turbofno.models.core.fno import FNO
 from turbofno.models.core.registry import CONFIG_FILE
+from turbofno.models.core.regrid import Boundary
 from turbofno.models.importers.detect import Checkpoint, convert, describe, read_checkpoint
 from turbofno.models.importers.normalizers import (
     Normalizing,
@@ -37,6 +39,10 @@ _LARGEST_PADDING = 4096
 # Largest padding as a share of the grid, and largest factor by which a layer may scale it.
 _LARGEST_SHARE = 8.0
 _USUAL_GRID = {1: 256, 2: 64, 3: 32}
+_BOUNDARIES: dict[Boundary, str] = {
+    "periodic": "for answers on other grids, fields are interpolated as periodic: the last point is one spacing before the end",
+    "nodes": "for answers on other grids, fields are interpolated linearly: both ends of the domain are points",
+}
 
 
 def run(arguments: argparse.Namespace, repository: Path) -> int:
@@ -56,6 +62,7 @@ def run(arguments: argparse.Namespace, repository: Path) -> int:
         )
     settings = _settings(arguments.settings)
     eps = _eps(settings.pop("eps", None), arguments)
+    boundary = _boundary(settings.pop("boundary", None))
     checkpoint = read_checkpoint(
         arguments.path, None if arguments.format == "auto" else arguments.format
     )
@@ -63,7 +70,7 @@ def run(arguments: argparse.Namespace, repository: Path) -> int:
     # First: the sizes in the file can be trusted only once the tensors match them.
     module = _module(imported.architecture, imported.state)
     scaling = _scaling(arguments, imported, eps)
-    config = _config(arguments, imported, scaling)
+    config = _config(arguments, imported, scaling, boundary)
     _print(_report(checkpoint, imported, config, scaling))
     try:
         parity = check_parity(checkpoint, imported, module, settings)
@@ -150,7 +157,10 @@ def _single(imported: Imported) -> Imported:
 
 
 def _config(
-    arguments: argparse.Namespace, imported: Imported, scaling: Normalizing | None
+    arguments: argparse.Namespace,
+    imported: Imported,
+    scaling: Normalizing | None,
+    boundary: Boundary | None,
 ) -> ModelConfig:
     arch = imported.architecture
     try:
@@ -160,7 +170,7 @@ def _config(
             architecture=arch,
             inputs=_channels(arguments.inputs, "in", arch.in_channels),
             outputs=_channels(arguments.outputs, "out", arch.out_channels),
-            grid=_grid(arguments.grid, imported, scaling),
+            grid=_grid(arguments.grid, imported, scaling, boundary),
             normalization=scaling.per_channel if scaling else imported.normalization,
             field_normalization=scaling.fields if scaling else None,
             precision=arguments.precision,
@@ -183,35 +193,62 @@ def _channels(names: Sequence[str] | None, prefix: str, count: int) -> tuple[Cha
 
 
 def _grid(
-    given: tuple[int, ...] | None, imported: Imported, scaling: Normalizing | None
+    given: tuple[int, ...] | None,
+    imported: Imported,
+    scaling: Normalizing | None,
+    boundary: Boundary | None,
 ) -> GridSpec:
     arch = imported.architecture
     n = arch.n_dim
-    periodic = arch.positional_grid in ("none", "endpoint_excluded", "cell_centres")
-    boundary, extent = "periodic" if periodic else "nodes", (1.0,) * n
-    if scaling is not None and scaling.fields is not None:
-        fixed = scaling.fields.grid
-        if given not in (None, fixed):
-            raise ImportRefused(
-                f"--grid {list(given)} is not the grid of the normalisers, {list(fixed)}: leave --grid out"
-            )
-        return GridSpec.model_validate(
-            {"training": fixed, "minimum": fixed, "maximum": fixed, "extent": extent, "boundary": boundary}
-        )  # fmt: skip
+    extent = (1.0,) * n
+    if boundary is None:
+        boundary = "periodic" if _is_periodic(imported) else "nodes"
+    fixed = scaling.fields.grid if scaling is not None and scaling.fields is not None else None
+    if fixed is not None and given not in (None, fixed):
+        raise ImportRefused(
+            f"--grid {list(given)} is not the grid of the normalisers, {list(fixed)}: leave --grid out"
+        )
     smallest = _smallest(arch)
-    training = given or imported.training_grid
+    training = fixed or given or imported.training_grid
     if training is None:
         training = tuple(max(_USUAL_GRID[n], points) for points in smallest)
     if len(training) != n:
         raise ImportRefused(f"--grid has {len(training)} axes, but the network has {n}")
     if any(points < least for points, least in zip(training, smallest, strict=True)):
         raise ImportRefused(
-            f"--grid {list(training)} is too small: the network needs at least {list(smallest)} points for its modes and its padding"
+            f"the grid {list(training)} {'of the normalisers ' if fixed else '(--grid) '}is too small: the network needs at "
+            f"least {list(smallest)} points for its modes and its padding"
         )
+    if fixed is not None:
+        return GridSpec.model_validate(
+            {"training": fixed, "minimum": fixed, "maximum": fixed, "extent": extent, "boundary": boundary}
+        )  # fmt: skip
     largest = tuple(max(_LARGEST_GRID[n], points) for points in training)
     return GridSpec.model_validate(
         {"training": training, "minimum": smallest, "maximum": largest, "extent": extent, "boundary": boundary}
     )  # fmt: skip
+
+
+def _is_periodic(imported: Imported) -> bool:
+    """True if the network's coordinates leave out the end of the domain, or it has none, and it pads nothing."""
+    arch = imported.architecture
+    if arch.positional_grid == "none":
+        # whose coordinates may be input channels, which are not periodic
+        scripts = ("original script", "neuraloperator 0.3.0")
+        return arch.domain_padding is None and not imported.format.startswith(scripts)
+    if arch.positional_grid == "cell_centres":
+        return True
+    return arch.positional_grid == "endpoint_excluded" and arch.domain_padding is None
+
+
+def _boundary(given: str | None) -> Boundary | None:
+    """The setting `boundary` of the model's grid."""
+    for one in get_args(Boundary):
+        if given == one:
+            return one
+    if given is None:
+        return None
+    raise ImportRefused(f"--set boundary must be periodic or nodes, not {given!r}")
 
 
 def _smallest(arch: FNOArchitecture) -> tuple[int, ...]:
@@ -289,10 +326,13 @@ def _report(
 
 def _about_grid(config: ModelConfig, imported: Imported) -> list[str]:
     grid = config.grid
+    between = f"{_BOUNDARIES[grid.boundary]} (boundary=periodic or nodes)"
     known = imported.training_grid is not None or config.field_normalization is not None
     return [
         f"the network was trained on the grid {list(grid.training)}{'' if known else ' (change it with --grid)'}; it is "
         f"served on grids from {list(grid.minimum)} to {list(grid.maximum)}",
+        # which have no answers on other grids than the input's
+        *([between] if config.architecture.positional_grid != "cell_centres" else []),
         f"its channels are named {', '.join(c.name for c in config.inputs)} -> "
         f"{', '.join(c.name for c in config.outputs)} (change them with --inputs, --outputs)",
     ]

@@ -304,6 +304,11 @@ def _format_of(path: Path, keys: Collection[str]) -> Format:
                 raise ImportRefused(
                     f"{path}: {key} belongs to {what}, which is not supported. Supported are: {SUPPORTED}"
                 )
+    if any(re.search(r"(^|\.)spec_encoder\.spconv_layers\.", key) for key in keys):
+        raise ImportRefused(
+            f"{path} is a state dict of PhysicsNeMo's FNO, which does not hold the network's arguments: save the network "
+            'with model.save("fno.mdlus")'
+        )
     if neuraloperator.recognises(keys):
         return "neuraloperator"
     if original.recognises(keys):

@@ -98,7 +98,9 @@ def as_complex(weight: Tensor, key: str) -> Tensor:
             f"{key} of shape {list(weight.shape)} is not complex and has no real and imaginary parts on its last axis. "
             "module.to(dtype) discards imaginary parts: save the network before such a cast"
         )
-    return torch.view_as_complex(weight.contiguous())
+    # PyTorch has no complex bfloat16, and few operations for complex half precision
+    wide = weight.float() if weight.dtype.itemsize < 4 else weight
+    return torch.view_as_complex(wide.contiguous())
 
 
 def _refuse_integers(tensor: Tensor, key: str) -> None:

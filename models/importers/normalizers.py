@@ -12,12 +12,14 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from turbofno.models.core.blocks import scaled
 from turbofno.models.core.config import FieldNormalization, FNOArchitecture, Normalization
 from turbofno.models.importers.pickled_arrays import as_array, is_array
 from turbofno.models.importers.refusal import ImportRefused
@@ -87,7 +89,8 @@ def read_normalizer(
     values, adds_coordinates = _numbers(content, path), _adds_coordinates(content, path)
     found: dict[Side, Scaling] = {}
     owners: dict[Side, str] = {}
-    for owner in dict.fromkeys(owner for owner, _ in values):
+    # an eps alone is that of a norm inside a network, which a data processor may wrap
+    for owner in dict.fromkeys(owner for owner, name in values if not name.endswith("eps")):
         last = owner.rpartition(".")[2]
         side: Side | None = "input" if last in _INPUT else "output" if last in _OUTPUT else only
         if side is None:
@@ -187,6 +190,12 @@ def normalizing(
     if any(n not in (1, most) for shape in shapes for n, most in zip(shape, points, strict=True)):
         raise ImportRefused(f"the normalisers have different grids: {sorted(shapes)}")
     grid = _completed(points, grid)
+    answers = reduce(lambda size, scales: scaled(scales, size), arch.resolution_scaling, grid)
+    if answers != grid:
+        raise ImportRefused(
+            f"the normalisers vary over the grid, but the network answers {list(grid)} on another one, {list(answers)} "
+            "(resolution_scaling_factor): that is not supported. Save one mean and std for each channel"
+        )
     tensors = {name: t.expand(t.shape[0], *grid).contiguous() for name, t in shaped.items()}
     return Normalizing(None, FieldNormalization(grid=grid), tensors, lines, assumptions)
 

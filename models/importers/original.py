@@ -67,7 +67,8 @@ class Recipe:
     """The choices of a script that its state dict does not show.
 
     `mlp_activation` is between the maps of the channel MLPs and of the projection; None: `activation`. `padding` is
-    in points, one entry per axis. `coordinates` are the ends of each axis; None: 0 and 1.
+    in points, one entry per axis. `coordinates` are the ends of each axis; None: 0 and 1. `layout` is the order of the
+    channels in a spectral weight.
     """
 
     activation: Activation
@@ -78,6 +79,7 @@ class Recipe:
     grid_place: Literal["after", "before"] = "after"
     coordinates: tuple[tuple[float, float], ...] | None = None
     mlp_activation: Activation | None = None
+    layout: Layout = "in-out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +183,7 @@ def import_original(
     found = _find(plain)
     source = Tensors({key.removeprefix("conv1."): t for key, t in plain.items()}
                      if found.generation == "A" else plain)  # fmt: skip
-    script = _script(found, options, script)
+    script = _script(found, options, script, stepping=bool((norms or {}).get("instance")))
     usual = _recipe(found, script)
     if padding is not None and any(usual.padding) and options.given.get("padding") is None:
         if not isinstance(padding, int) or padding < 0:
@@ -211,14 +213,12 @@ def import_original(
         raise ImportRefused(
             f"the {recipe.norm} norms of the pickled network have eps={eps.pop()}; only {_NORM_EPS} is supported"
         )
-    layouts: tuple[Layout, ...] = ("in-out", "out-in")
-    layout = options.choice("weight_layout", layouts, "in-out")
     name = f"original script {script}, generation {found.generation}" if script != "pdebench" else (
         "PDEBench FNO"
     )  # fmt: skip
     options.finish(name)
 
-    state = _Reader(source, found, recipe, layout).state()
+    state = _Reader(source, found, recipe).state()
     dropped = source.drop(lambda key: re.match(r"bn\d+\.", key) is not None)
     source.finish(name, _SUPPORTED)
     arch = _architecture(state, found, recipe)
@@ -227,7 +227,7 @@ def import_original(
         architecture=arch,
         state=state,
         assumptions=(
-            *_assumptions(found, script, recipe, layout, dropped, held),
+            *_assumptions(found, script, recipe, dropped, held),
             *([f"the prefix {prefix!r} of all keys was removed"] if prefix else ()),
         ),
     )
@@ -282,7 +282,7 @@ def _find(tensors: Mapping[str, Tensor]) -> _Found:
     )
 
 
-def _script(found: _Found, options: Options, script: Script | None) -> Script:
+def _script(found: _Found, options: Options, script: Script | None, *, stepping: bool) -> Script:
     if script is not None:
         return script
     by_dimension: dict[int, tuple[Script, ...]] = {
@@ -291,8 +291,8 @@ def _script(found: _Found, options: Options, script: Script | None) -> Script:
         3: ("fourier_3d",),
     }
     choices = by_dimension[found.n_dim]
-    # The time-stepping script has ten input fields, the Darcy script one.
-    several = found.channels - found.n_dim >= 5
+    # The time-stepping script has ten input fields and instance norms, the Darcy script one field and no norms.
+    several = stepping or found.channels - found.n_dim >= 5
     return options.choice("script", choices, choices[-1] if several else choices[0])
 
 
@@ -303,17 +303,17 @@ def _recipe(found: _Found, script: Script) -> Recipe:
         padding = (0, 0, 6) if found.n_dim == 3 else (2,) * found.n_dim
         return Recipe("gelu", padding, grid="cell-centres")
     batch: Norm = "batch" if found.has_batch_norm else "none"
-    if found.generation == "A":
+    if found.generation == "A" or found.flat_skips:
+        # The first scripts for torch 1.8 kept the layers and coordinates of generation A, and have flat skips.
         recipe = Recipe("relu", none, norm=batch)
+        if script == "fourier_2d_time" and found.generation == "A":
+            return replace(recipe, layout="out-in")
         if script == "fourier_1d":
             return replace(recipe, coordinates=((0.0, 2 * math.pi),))
         if script == "fourier_2d":
             return replace(recipe, grid_order="xy")
         # Its coordinates are input channels: they precede the data, and time is 1/n, 2/n, .., 1.
         return replace(recipe, grid="none") if script == "fourier_3d" else recipe
-    if found.flat_skips:
-        # The first scripts for torch 1.8 kept the layers of generation A.
-        return Recipe("relu", none, norm=batch)
     if script == "fourier_2d":
         return Recipe("gelu", (9, 9))
     if script == "fourier_3d":
@@ -333,6 +333,7 @@ def _overridden(recipe: Recipe, found: _Found, options: Options) -> Recipe:
     grids: tuple[Grid, ...] = ("endpoints", "periodic", "cell-centres", "none")
     orders: tuple[Literal["ij", "xy"], ...] = ("ij", "xy")
     places: tuple[Literal["after", "before"], ...] = ("after", "before")
+    layouts: tuple[Layout, ...] = ("in-out", "out-in")
     activation = activation_of(options.text("activation") or recipe.activation, "activation")
     of_mlps = options.text("mlp_activation") or recipe.mlp_activation or activation
     return Recipe(
@@ -344,6 +345,7 @@ def _overridden(recipe: Recipe, found: _Found, options: Options) -> Recipe:
         grid_order=options.choice("grid_order", orders, recipe.grid_order),
         grid_place=options.choice("grid_place", places, recipe.grid_place),
         coordinates=options.pairs("coordinates", found.n_dim) or recipe.coordinates,
+        layout=options.choice("weight_layout", layouts, recipe.layout),
     )
 
 
@@ -354,7 +356,6 @@ class _Reader:
     source: Tensors
     found: _Found
     recipe: Recipe
-    layout: Layout
 
     def state(self) -> dict[str, Tensor]:
         state: dict[str, Tensor] = {}
@@ -392,7 +393,7 @@ class _Reader:
             for k in range(corner_count(self.found.n_dim))
         ]
         weight = join_corners(corners)
-        if self.layout == "out-in":
+        if self.recipe.layout == "out-in":
             weight = weight.transpose(0, 1)
         skip, bias = self.source.take_linear(f"w{i}")
         in_mlp = range(2 if self.found.generation == "C" else 0)
@@ -480,7 +481,6 @@ def _assumptions(
     found: _Found,
     script: Script,
     recipe: Recipe,
-    layout: Layout,
     dropped: list[str],
     held: Mapping[str, str],
 ) -> tuple[str, ...]:
@@ -496,7 +496,7 @@ def _assumptions(
         f"the activation inside its {parts} is {recipe.mlp_activation} (mlp_activation=..)",
         f"zeros are padded after the last point of each axis: {list(recipe.padding)} points (padding=..)",
         f"{norms[recipe.norm]} (norm=..)",
-        f"spectral weights are stored [{layout.replace('-', ', ')}, modes] (weight_layout=..)",
+        f"spectral weights are stored [{recipe.layout.replace('-', ', ')}, modes] (weight_layout=..)",
         "where kept modes overlap on small grids, the negative frequencies overwrite the others, as in the scripts",
         "inputs and outputs are [batch, channels, *grid], channels first; the scripts have channels last",
     ]
@@ -510,6 +510,11 @@ def _assumptions(
             f"coordinates are added by the server: {recipe.grid} of {list(ranges)}, order "
             f"{recipe.grid_order}, {recipe.grid_place} the data "
             "(grid=.., coordinates=.., grid_order=.., grid_place=..)"
+        )
+    if (script, found.generation) == ("fourier_1d", "B"):
+        lines.append(
+            "the fourier_1d of May to July 2021 has the same keys, but the activation relu, and coordinates to 2 pi at "
+            "first (activation=relu, coordinates=0:6.2831853)"
         )
     if held:
         shown = [f"{path}={name}" for path, name in held.items()]

@@ -87,6 +87,8 @@ def as_tensor(value: Any, label: str) -> Tensor:
         array = np.asarray(value, dtype=np.float64)
     except (ValueError, TypeError, OverflowError) as error:
         raise ImportRefused(f"{label} must be real numbers: {error}") from None
+    if array.size == 0:
+        raise ImportRefused(f"{label} is empty")
     if not np.isfinite(array).all():
         raise ImportRefused(f"{label} holds NaN or infinite values")
     return torch.tensor(array, dtype=torch.float64)

@@ -72,9 +72,10 @@ def _blocks(tensors: Mapping[str, Tensor], options: Options) -> Blocks:
     weights = [
         t for key, t in tensors.items() if ".convs.weight." in key and key.endswith("tensor")
     ]
+    skips = [t for key, t in tensors.items() if ".fno_skips." in key]
     choices: tuple[Blocks, ...] = ("bypassed", "applied")
     if weights:
-        return options.choice("blocks", choices, choices[not _untrained(weights)])
+        return options.choice("blocks", choices, choices[not _untrained(weights, skips)])
     if options.given.get("blocks") is None:
         raise ImportRefused(
             "the network is factorised, so its weights do not show whether The Well's code applied the Fourier layers in "
@@ -84,12 +85,15 @@ def _blocks(tensors: Mapping[str, Tensor], options: Options) -> Blocks:
     return options.choice("blocks", choices, "bypassed")
 
 
-def _untrained(weights: list[Tensor]) -> bool:
-    """True if these spectral weights still have the spread of their initialisation."""
+def _untrained(weights: list[Tensor], skips: list[Tensor]) -> bool:
+    """True if these spectral weights and skips may still be as neuraloperator 0.3.0 initialises them."""
+    # PyTorch's initial weights are uniform up to this bound; training moves many of them beyond it
+    if any(skip.abs().max() > (1 + 1e-6) * skip[0].numel() ** -0.5 for skip in skips):
+        return False
     sample = torch.cat([weight.flatten().double() for weight in weights])
     c_in, c_out = weights[0].shape[:2]
-    # neuraloperator 0.3.0 initialises real and imaginary parts from N(0, 2 / (c_in + c_out))
-    expected = (2 / (c_in + c_out)) ** 0.5
+    # complex numbers of the variance 2 / (c_in + c_out), half of it in each part
+    expected = (c_in + c_out) ** -0.5
     return abs(float(sample.std()) / expected - 1) < _MAX_DEVIATION
 
 

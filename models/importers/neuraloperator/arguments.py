@@ -69,6 +69,8 @@ def scaling_of(value: Any, n_layers: int, n_dim: int) -> tuple[tuple[float, ...]
             f"resolution_scaling_factor={value} must have a factor for each of {n_layers} layers and "
             f"{n_dim} axes"
         )
+    if any(factor <= 0 for layer in scaling for factor in layer):
+        raise ImportRefused(f"resolution_scaling_factor={value} must have positive factors")
     return scaling
 
 

@@ -53,6 +53,8 @@ class Network:
         _refuse_unsupported(tensors, settings)
         biases = self._spectral_biases()
         self._n_layers, self._width, self._n_dim = len(biases), len(biases[0]), biases[0].ndim - 1
+        if not 1 <= self._n_dim <= 3:
+            raise ImportRefused(f"the network has {self._n_dim} dimensions; 1 to 3 are supported")
         for i, bias in enumerate(biases):
             self.state[f"blocks.{i}.spectral_bias"] = bias.flatten()
         self.architecture = self._read()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -16,6 +17,8 @@ RELEASES: tuple[Release, ...] = ("0.3.0", "1.0", "2.0.0", "main")
 # The first parameters of FNO.__init__, which may be passed by position.
 _POSITIONAL = ("n_modes", "in_channels", "out_channels", "hidden_channels", "n_layers")
 _POSITIONAL_0_3 = ("n_modes", "hidden_channels", "in_channels", "out_channels")
+# FNO1d to FNO3d of the earlier releases have an argument for the modes of each axis.
+_MODES_BY_AXIS = ("n_modes_height", "n_modes_width", "n_modes_depth")
 
 _RENAMED_0_3 = {
     "use_mlp": "use_channel_mlp",
@@ -60,8 +63,7 @@ _IGNORED = {
     "projection_channel_ratio", "projection_channels", "use_channel_mlp", "channel_mlp_expansion",
     "mlp_expansion", "channel_mlp_dropout", "mlp_dropout", "factorization", "rank",
     "fixed_rank_modes", "implementation", "decomposition_kwargs", "joint_factorization",
-    "fft_norm", "ada_in_features", "n_modes_height", "n_modes_width",
-    "n_modes_depth", "max_n_modes", "skip", "verbose", "incremental_n_modes", "args", "_name", "_version",
+    "fft_norm", "ada_in_features", *_MODES_BY_AXIS, "max_n_modes", "skip", "verbose", "incremental_n_modes", "args", "_name", "_version",
 }  # fmt: skip
 
 # Not reported as assumptions: the tensors show them, or other values are refused.
@@ -112,13 +114,10 @@ def read_settings(
     _check_class(raw)
     settings = Settings("2.0.0", raw, options, documented=bool(raw))
     settings.release = _release(keys, settings)
-    # FNO1d to FNO3d of the earlier releases
-    by_axis = [
-        raw[f"n_modes_{axis}"] for axis in ("height", "width", "depth") if f"n_modes_{axis}" in raw
-    ]
+    raw = by_name(raw, old=settings.release == "0.3.0")
+    by_axis = [raw[name] for name in _MODES_BY_AXIS if name in raw]
     if by_axis and "n_modes" not in raw:
         raw["n_modes"] = tuple(by_axis)
-    raw = by_name(raw, old=settings.release == "0.3.0")
     known = {*DEFAULTS, *_IGNORED, *_RENAMED_0_3}
     unknown = sorted(set(raw) - known)
     if unknown:
@@ -138,7 +137,10 @@ def by_name(metadata: dict[str, Any], *, old: bool) -> dict[str, Any]:
     """
     named = dict(metadata)
     given = named.pop("args", None) or ()
-    names = _POSITIONAL_0_3 if old else _POSITIONAL
+    names: tuple[str, ...] = _POSITIONAL_0_3 if old else _POSITIONAL
+    of_dimension = re.fullmatch(r"T?FNO([123])d", str(named.get("_name")))
+    if of_dimension:
+        names = (*_MODES_BY_AXIS[: int(of_dimension[1])], *_POSITIONAL_0_3[1:])
     if len(given) > len(names):
         raise ImportRefused(
             f"the network was built with {len(given)} positional arguments; at most {len(names)} are supported "

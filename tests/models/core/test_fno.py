@@ -145,6 +145,17 @@ def test_normalisation_is_applied_at_both_ends() -> None:
     torch.testing.assert_close(physical(x), plain(scaled) * 0.1 + 7)
 
 
+@pytest.mark.parametrize("norm", ["none", "instance_norm", "group_norm"])
+def test_an_empty_batch_has_an_empty_answer(norm: str) -> None:
+    arch = FNOArchitecture.model_validate(
+        {**NEURALOPERATOR_STYLE, "modes": (4, 3), "norm": norm, "positional_grid": "cell_centres"}
+    )
+    module = FNO(arch).eval().requires_grad_(False)
+    x = torch.randn(0, 2, 9, 8)
+    assert module(x).shape == (0, 3, 9, 8)
+    assert compile_fno(module.description(), device="cpu")(x).shape == (0, 3, 9, 8)
+
+
 @pytest.mark.parametrize(
     ("grid", "points"),
     [

@@ -16,9 +16,12 @@ from torch import nn
 class SpectralConv(nn.Module):
     """Multiply the corners of the half spectrum; later corners overwrite earlier ones."""
 
-    def __init__(self, width: int, modes: tuple[int, ...], *, real: bool = False) -> None:
+    def __init__(
+        self, width: int, modes: tuple[int, ...], *, real: bool = False, out_in: bool = False
+    ) -> None:
         super().__init__()
         self.modes, self.real = modes, real
+        self.sum = "bi...,oi...->bo..." if out_in else "bi...,io...->bo..."
         for k in range(1 << (len(modes) - 1)):
             shape = (width, width, *modes)
             weight = torch.randn(*shape, 2) / width
@@ -36,7 +39,7 @@ class SpectralConv(nn.Module):
             for axis, m in enumerate(self.modes[:-1]):
                 corner.append(slice(-m, None) if k >> axis & 1 else slice(None, m))
             corner.append(slice(None, self.modes[-1]))
-            out[tuple(corner)] = torch.einsum("bi...,io...->bo...", spectrum[tuple(corner)], weight)
+            out[tuple(corner)] = torch.einsum(self.sum, spectrum[tuple(corner)], weight)
         return torch.fft.irfftn(out, s=x.shape[2:], dim=axes)
 
 
@@ -71,6 +74,7 @@ class Script(nn.Module):
         grid_place: str = "after",
         grid_end: float = 1.0,
         flat_skips: bool = False,
+        out_in: bool = False,
     ) -> None:
         super().__init__()
         n = len(modes)
@@ -87,7 +91,9 @@ class Script(nn.Module):
             self.fc0 = lifting
             self.fc1, self.fc2 = nn.Linear(width, 128), nn.Linear(128, out_channels)
         for i in range(n_layers):
-            setattr(self, f"conv{i}", SpectralConv(width, modes, real=generation == "A"))
+            setattr(
+                self, f"conv{i}", SpectralConv(width, modes, real=generation == "A", out_in=out_in)
+            )
             skip = nn.Conv1d if self.flat_skips else conv
             setattr(self, f"w{i}", skip(width, width, 1))
             if generation == "C":

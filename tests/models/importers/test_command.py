@@ -74,6 +74,45 @@ def test_an_import_is_compared_with_neuraloperator_itself(
             assert relative_l2(loaded.module(x), network(x)) < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("arguments", "options", "boundary"),
+    [
+        ({}, [], "periodic"),
+        ({"domain_padding": 0.25}, [], "nodes"),
+        ({}, ["--set", "boundary=nodes"], "nodes"),
+        ({"domain_padding": 0.25}, ["--set", "boundary=periodic"], "periodic"),
+    ],
+)
+def test_the_boundary_is_reported_and_a_setting(
+    arguments: dict[str, float],
+    options: list[str],
+    boundary: str,
+    tmp_path: Path,
+    repository: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Answers on other grids are interpolated, and a field that is not periodic rings as a Fourier series."""
+    network = TheirFNO(
+        n_modes=(6, 5), in_channels=1, out_channels=2, hidden_channels=6, **arguments
+    )
+    network.save_checkpoint(tmp_path, "model")
+    assert run(repository, tmp_path / "model_state_dict.pt", *options) == 0
+    said = capsys.readouterr().out
+    assert "(boundary=periodic or nodes)" in said
+    assert "compared with neuraloperator 2.0.0" in said
+    assert load_model(repository / "model").config.grid.boundary == boundary
+
+
+@pytest.mark.parametrize(("grid", "boundary"), [("none", "nodes"), ("periodic", "periodic")])
+def test_coordinates_among_the_input_channels_are_not_periodic(
+    grid: str, boundary: str, tmp_path: Path, repository: Path
+) -> None:
+    torch.save(Script("B", (4, 4), 6, 1, 1).state_dict(), tmp_path / "fno.pt")
+    options = ["--set", f"grid={grid}", "--set", "padding=0"]
+    assert run(repository, tmp_path / "fno.pt", *options) == 0
+    assert load_model(repository / "model").config.grid.boundary == boundary
+
+
 def test_layers_that_share_their_weights_are_imported(tmp_path: Path, repository: Path) -> None:
     network = neuraloperator_pair(tmp_path)
     first, second = network.fno_blocks.convs
@@ -268,6 +307,23 @@ def test_unsupported_networks_are_named(
     assert left_over(repository) == []
 
 
+@pytest.mark.parametrize("points", [5, 6])
+def test_normalisers_of_a_grid_without_the_modes_are_refused(
+    points: int, tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(Script("B", (4, 4), 6, 1, 1).state_dict(), tmp_path / "fno.pt")
+    fields = {"mean": torch.zeros(points, points), "std": torch.ones(points, points)}
+    torch.save(fields, tmp_path / "x.pt")
+    options = ["--set", "padding=0", "--input-normalizer", str(tmp_path / "x.pt")]
+    fits = points == 6
+    assert run(repository, tmp_path / "fno.pt", *options) == int(not fits)
+    if fits:
+        load_model(repository / "model").module(torch.zeros(1, 1, points, points))
+    else:
+        said = capsys.readouterr().err
+        assert "the grid [5, 5] of the normalisers is too small: the network needs at least" in said
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -277,6 +333,7 @@ def test_unsupported_networks_are_named(
         (["--grid", "64"], "--grid has 1 axes, but the network has 2"),
         (["--input-std", "0"], "std must be positive"),
         (["--set", "eps=1e-5"], "give --normalizer FILE"),
+        (["--set", "boundary=open"], "boundary must be periodic or nodes, not 'open'"),
         (
             ["--normalizer", "n.json", "--set", "eps=nan"],
             "eps expects a number like 1e-5, not 'nan'",

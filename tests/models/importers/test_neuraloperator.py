@@ -138,6 +138,16 @@ def test_positional_arguments_and_other_grid_ranges(tmp_path: Path) -> None:
     assert_parity(imported_exactly(*read_saved(tmp_path, "model")), xs, expected)
 
 
+@pytest.mark.parametrize("name", ["FNO2d", "TFNO2d"])
+def test_positional_arguments_of_the_classes_by_dimension(name: str) -> None:
+    """Up to 1.0 they begin with the modes of each axis, then the hidden channels."""
+    network = spread(TheirFNO(**PLAIN))
+    tensors = {k: v.clone() for k, v in network.state_dict().items() if k != "_metadata"}
+    metadata = {"_name": name, "args": (6, 5, 4, 2, 1), "domain_padding_mode": "one-sided"}
+    xs = fields(PLAIN, GRIDS)
+    assert_parity(imported_exactly(tensors, metadata), xs, outputs(network, xs))
+
+
 def test_a_tuple_of_paddings_is_ignored_as_by_the_library(tmp_path: Path) -> None:
     theirs = spread(TheirFNO(**PLAIN, domain_padding=(0.2, 0.3)))
     assert theirs.domain_padding is None

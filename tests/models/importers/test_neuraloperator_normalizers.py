@@ -67,3 +67,17 @@ def test_normalisation_fields_are_saved_and_loaded(tmp_path: Path) -> None:
     save_model(tmp_path / "native", config, module)
     with pytest.raises(CheckpointError, match="output_std must be positive"):
         load_model(tmp_path / "native")
+
+
+def test_a_data_processor_that_wraps_a_network_is_read(tmp_path: Path) -> None:
+    """Its network's norms have an eps too, but no mean and std."""
+    theirs = TheirFNO((6, 5), 2, 1, 4, n_layers=2, norm="group_norm")
+    processor = DefaultDataProcessor(fitted(2, [0, 2, 3]), fitted(1, [0, 2, 3]))
+    torch.save(processor, tmp_path / "alone.pt")
+    processor.wrap(theirs)
+    torch.save(processor, tmp_path / "wrapping.pt")
+    alone, wrapping = (read_normalizer(tmp_path / f"{name}.pt") for name in ("alone", "wrapping"))
+    assert wrapping.keys() == alone.keys()
+    for side, scaling in alone.items():
+        assert torch.equal(wrapping[side].mean, scaling.mean)
+        assert torch.equal(wrapping[side].std, scaling.std)

@@ -50,6 +50,7 @@ def refuse(tensors: dict[str, torch.Tensor], metadata: Any, message: str, **opti
     ("arguments", "message"),
     [
         ({"complex_data": True}, "complex_data"),
+        ({"n_modes": (4, 4, 4, 4)}, "has 4 dimensions; 1 to 3 are supported"),
         ({"domain_padding": 0.2, "resolution_scaling_factor": 2}, "domain_padding with"),
         ({"non_linearity": torch.nn.functional.softsign}, "non_linearity=softsign"),
         ({"non_linearity": torch.nn.Softplus(beta=2)}, "Softplus with beta=2"),
@@ -58,7 +59,7 @@ def refuse(tensors: dict[str, torch.Tensor], metadata: Any, message: str, **opti
 def test_unsupported_arguments_are_named(
     arguments: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    TheirFNO(**SMALL, **arguments).save_checkpoint(tmp_path, "model")
+    TheirFNO(**(SMALL | arguments)).save_checkpoint(tmp_path, "model")
     refuse(*read_saved(tmp_path, "model"), message)
 
 
@@ -79,6 +80,7 @@ def test_unknown_arguments_and_settings_are_named() -> None:
     refuse(tensors, {"in_channels": 2}, "in_channels=2")
     refuse(tensors, {"norm": "ada_in"}, "ada_in")
     refuse(tensors, {"conv_bias_kernel": 3}, "conv_bias_kernel")
+    refuse(tensors, {"resolution_scaling_factor": [2, 1, 0, 1]}, "must have positive factors")
     grouped = of(TheirFNO(**SMALL, norm="group_norm"))
     refuse(grouped, {"norm": "instance_norm"}, "instance norms with weights")
     refuse(tensors, {"args": ((4, 4), 1, 1, 4, 4, 2)}, "6 positional arguments")

@@ -249,6 +249,8 @@ def test_plain_numbers_in_every_file_format(tmp_path: Path) -> None:
         ({"x_mean": 1.0, "x_std": 1.0, "x_mask": [1.0]}, "has a mask"),
         ({"x_mean": 1.0, "x_std": [["a"]]}, "must be real numbers"),
         ({"colour": 1.0}, "holds no mean and std"),
+        ({"x_mean": [], "x_std": []}, "x_mean is empty"),
+        ({"x_eps": 1e-5}, "holds no mean and std"),
         ({"y_mean": 1.0, "y_std": np.ones((3, 4)).tolist(), "x_mean": 0.0,
           "x_std": np.ones((2, 5, 6)).tolist()}, "have different grids"),
     ],
@@ -259,6 +261,22 @@ def test_impossible_normalisers_are_refused(
     (tmp_path / "n.json").write_text(json.dumps(content))
     with pytest.raises(ImportRefused, match=says):
         normalizing(read_normalizer(tmp_path / "n.json"), ARCH)
+
+
+@pytest.mark.parametrize(("factors", "fits"), [((2.0, 0.5), True), ((2.0, 1.0), False)])
+def test_fields_for_a_network_that_answers_on_another_grid_are_refused(
+    factors: tuple[float, ...], fits: bool, tmp_path: Path
+) -> None:
+    arch = FNOArchitecture.model_validate(
+        {**ARCH.model_dump(), "n_layers": 2, "resolution_scaling": [[f, f] for f in factors]}
+    )
+    torch.save({"x_mean": torch.zeros(2, 6, 8), "x_std": torch.ones(2, 6, 8)}, tmp_path / "n.pt")
+    sides = read_normalizer(tmp_path / "n.pt")
+    if fits:
+        assert normalizing(sides, arch).fields is not None
+        return
+    with pytest.raises(ImportRefused, match=r"answers \[6, 8\] on another one, \[12, 16\]"):
+        normalizing(sides, arch)
 
 
 @pytest.mark.parametrize(

@@ -29,13 +29,16 @@ SCRIPTS: list[tuple[str, int, dict[str, object], dict[str, str]]] = [
     ("A", 1, {"activation": F.relu, "norm": "batch", "grid_end": 2 * math.pi}, {}),
     ("A", 2, {"activation": F.relu, "norm": "batch", "grid_order": "xy"}, {}),
     ("A", 2, {"activation": F.relu, "grid_order": "xy"}, {}),
-    ("A", 2, {"activation": F.relu, "norm": "batch"}, {"script": "fourier_2d_time"}),
-    ("A", 2, {"activation": F.relu, "norm": "batch", "grid_place": "before"}, {"script": "fourier_2d_time", "grid_place": "before"}),
+    ("A", 2, {"activation": F.relu, "norm": "batch", "out_in": True}, {"script": "fourier_2d_time"}),
+    ("A", 2, {"activation": F.relu, "norm": "batch", "out_in": True, "grid_place": "before"}, {"script": "fourier_2d_time", "grid_place": "before"}),
     ("A", 3, {"activation": F.relu, "norm": "batch", "grid_place": "caller"}, {}),
     ("B", 2, {"activation": F.relu, "norm": "batch", "flat_skips": True}, {"script": "fourier_2d_time"}),
+    ("B", 2, {"activation": F.relu, "flat_skips": True, "grid_order": "xy"}, {}),
+    ("B", 3, {"activation": F.relu, "flat_skips": True, "grid_place": "caller"}, {}),
     ("B", 2, {"norm": "instance"}, {"script": "fourier_2d_time"}),
     ("B", 1, {}, {}),
     ("B", 1, {"activation": lambda x: F.leaky_relu(x, 0.2)}, {"activation": "leaky_relu(0.2)"}),
+    ("B", 1, {"grid_end": 2 * math.pi, "activation": F.relu}, {"activation": "relu", "coordinates": f"0:{2 * math.pi}"}),
     ("B", 1, {"padding": (2,), "activation": F.relu}, {"padding": "2", "activation": "relu"}),
     ("B", 2, {"padding": (9, 9)}, {}),
     ("B", 2, {"batch_norm_parameters": True}, {"script": "fourier_2d_time"}),
@@ -84,6 +87,16 @@ def assert_parity(imported: Imported, model: Script, size: tuple[int, ...]) -> N
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_in_half_precision_are_widened(dtype: torch.dtype) -> None:
+    """Generation A stores real and imaginary parts; PyTorch has no complex numbers of two bfloat16."""
+    state = {k: t.to(dtype) for k, t in Script("A", (3, 3), 4, 1, 1).state_dict().items()}
+    halved = import_original(state, Options()).state
+    whole = import_original({k: t.float() for k, t in state.items()}, Options()).state
+    for name, tensor in whole.items():
+        assert torch.equal(halved[name].to(tensor.dtype), tensor), name
+
+
 @pytest.mark.parametrize(("generation", "n", "does", "said"), SCRIPTS)
 def test_imported_network_gives_the_scripts_result(
     generation: str, n: int, does: dict[str, object], said: dict[str, str]
@@ -95,6 +108,12 @@ def test_imported_network_gives_the_scripts_result(
             state = {f"conv1.{key}": tensor for key, tensor in state.items()}
         assert recognises(state)
         assert_parity(import_original(state, Options(said)), model, size)
+
+
+def test_another_script_with_the_same_keys_is_named() -> None:
+    model, _ = drawn("B", 1, {})
+    said = " ".join(import_original(model.state_dict(), Options()).assumptions)
+    assert "(activation=relu, coordinates=0:6.28" in said
 
 
 def test_coordinates_in_other_ranges_are_folded_into_the_lifting() -> None:
@@ -290,7 +309,9 @@ def test_a_pickled_module_shows_its_instance_norms(
     # the scripts of Darcy flow have none, those of time steps have
     model, size = drawn("B", 2, {"norm": "instance"})
     model.layer_norm = torch.nn.InstanceNorm2d(model.fc0.out_features)
+    model.padding = 8  # which the script of time steps does not use
     checkpoint = read_checkpoint(saved_script(model, tmp_path, monkeypatch))
+    assert_parity(convert(checkpoint, Options()), model, size)
     for script in ("fourier_2d", "fourier_2d_time"):
         said = Options({"script": script, "padding": "0"})
         assert_parity(convert(checkpoint, said), model, size)

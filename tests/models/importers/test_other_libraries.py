@@ -85,6 +85,13 @@ def one_dimensional() -> dict[str, torch.Tensor]:
     return {key: torch.randn(shape) for key, shape in shapes.items()}
 
 
+def test_a_state_dict_is_told_how_to_be_saved(tmp_path: Path) -> None:
+    state = {f"module.{key}": tensor for key, tensor in one_dimensional().items()}
+    torch.save(state, tmp_path / "fno.pt")
+    with pytest.raises(ImportRefused, match=r"state dict of PhysicsNeMo's FNO.*model\.save"):
+        read_checkpoint(tmp_path / "fno.pt")
+
+
 @pytest.mark.parametrize(
     ("arguments", "tensors", "says"),
     [

@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from neuralop.layers.embeddings import GridEmbeddingND
 from neuralop.layers.padding import DomainPadding
 from neuralop.models import CODANO, UQNO
@@ -88,6 +89,16 @@ def test_the_arguments_of_a_tfno_are_read_from_its_attributes(tmp_path: Path) ->
 def test_a_network_inside_a_wrapper(wrap: Any, tmp_path: Path) -> None:
     theirs = spread(TheirFNO(**PLAIN, norm="instance_norm", domain_padding=0.25))
     imported = pickled(wrap(theirs), tmp_path)
+    assert_parity(imported, FIELDS, outputs(theirs, FIELDS))
+
+
+def test_a_network_inside_a_process_groups_wrapper(tmp_path: Path) -> None:
+    theirs = spread(TheirFNO(**PLAIN))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        imported = pickled(torch.nn.parallel.DistributedDataParallel(theirs), tmp_path)
+    finally:
+        dist.destroy_process_group()
     assert_parity(imported, FIELDS, outputs(theirs, FIELDS))
 
 

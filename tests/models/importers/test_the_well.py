@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from neuralop.layers.spectral_convolution import SpectralConv
 from safetensors.torch import save_file
 
 from tests.models.importers.comparison import our_module
@@ -26,11 +27,13 @@ CONFIG = {
 
 def tensors(*, trained: bool) -> dict[str, torch.Tensor]:
     """The keys and shapes of neuraloperator 0.3.0's FNO with The Well's settings."""
-    spread = (2 / (2 * WIDTH)) ** 0.5 * (3 if trained else 1)
+    scale = 3 if trained else 1
     state = {"fno_blocks.convs.bias": torch.randn(4, WIDTH, 1, 1)}
     for i in range(4):
-        state[f"fno_blocks.convs.weight.{i}.tensor"] = spread * torch.randn(WIDTH, WIDTH, 6, 4, 2)
-        state[f"fno_blocks.fno_skips.{i}.weight"] = torch.randn(WIDTH, WIDTH, 1, 1) / WIDTH
+        # later releases initialise as 0.3.0
+        fresh = SpectralConv(WIDTH, WIDTH, (6, 6)).weight.tensor.detach()
+        state[f"fno_blocks.convs.weight.{i}.tensor"] = scale * torch.view_as_real(fresh).clone()
+        state[f"fno_blocks.fno_skips.{i}.weight"] = torch.nn.Conv2d(WIDTH, WIDTH, 1).weight.detach()
     for name, widths in (("lifting", (5, 20, WIDTH)), ("projection", (WIDTH, 20, 2))):
         for i in range(2):
             shape = (widths[i + 1], widths[i], 1, 1)
@@ -81,6 +84,14 @@ def test_trained_layers_are_applied_and_the_setting_overrides(tmp_path: Path) ->
         expected = our_module(direct, torch.float64)(x)
         assert relative_l2(our_module(imported, torch.float64)(x), expected) < 1e-12
         assert relative_l2(expected, pointwise(state, x)) > 1e-2
+
+
+def test_layers_whose_skips_moved_are_applied(tmp_path: Path) -> None:
+    """A short training hardly changes the spread of the spectral weights."""
+    state = tensors(trained=False)
+    state["fno_blocks.fno_skips.2.weight"] *= 1.5
+    imported = convert(read_checkpoint(saved(tmp_path, state)), Options())
+    assert "Fourier layers are applied" in " ".join(imported.assumptions)
 
 
 def test_another_models_config_is_refused(tmp_path: Path) -> None:
