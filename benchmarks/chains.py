@@ -192,14 +192,20 @@ def physicsnemos() -> Iterator[Network]:
                 {}, {"padding": 0}, {"decoder_layers": 2}, {"coord_features": False}, {"padding_type": "reflect"},
                 {"padding_type": "circular", "padding": 3}, {"activation_fn": "silu"}, {"num_fno_modes": 5},
             ):  # fmt: skip
-                arguments = {
-                    "in_channels": 2, "out_channels": 1, "dimension": n_dim, "latent_channels": 32,
-                    "num_fno_modes": 16 if n_dim < 3 else 6, "padding": 8, "decoder_layers": 1, **change,
-                }  # fmt: skip
-                tensors = _physicsnemo_tensors(arguments)
-                metadata = {"physicsnemo_version": version}
-                imported = import_physicsnemo(tensors, arguments, metadata, Options())
+                imported = physicsnemo(n_dim, version, **change)
                 yield Network("PhysicsNeMo FNO with defaults", None, imported, n_dim, 32, None)
+
+
+def physicsnemo(
+    n_dim: int, version: str = "2.2.2", *, in_channels: int = 2, **change: Any
+) -> Imported | ImportRefused:
+    """Import random tensors of PhysicsNeMo's FNO with its defaults, but for 6 modes an axis in 3D and what is given."""
+    arguments = {
+        "in_channels": in_channels, "out_channels": 1, "dimension": n_dim, "latent_channels": 32,
+        "num_fno_modes": 16 if n_dim < 3 else 6, "padding": 8, "decoder_layers": 1, **change,
+    }  # fmt: skip
+    tensors = _physicsnemo_tensors(arguments)
+    return import_physicsnemo(tensors, arguments, {"physicsnemo_version": version}, Options())
 
 
 def _physicsnemo_tensors(arguments: dict[str, Any]) -> dict[str, torch.Tensor]:

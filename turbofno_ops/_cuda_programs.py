@@ -105,11 +105,15 @@ class TilePrograms:
         """Plan a tile program for a window of the grid, once per shape. Return None unless one kernel computes it."""
         key = (steps, shape, window)
         if key not in self._parts:
-            part = shape.part(window)
-            made = () if part is None else tuple(pieces(steps, part))
-            fits = len(made) == 1 == len(tuple(pieces(steps, shape))) and made[0].refusal is None
-            self._parts[key] = self.prepare(steps, part) if part is not None and fits else None
+            self._parts[key] = self._part(steps, shape, window)
         return self._parts[key]
+
+    def _part(self, steps: tuple[Step, ...], shape: Shape, window: Window) -> TileProgram | None:
+        part = shape.part(window)
+        if part is None or len(tuple(pieces(steps, shape))) > 1:
+            return None
+        (first, *others) = pieces(steps, part)
+        return None if others or first.refusal is not None else self.prepare(steps, part)
 
     def _pieces(self, steps: tuple[Step, ...], shape: Shape) -> Iterator[Piece]:
         """Yield the pieces of a program on the largest slab, or on the whole grid."""

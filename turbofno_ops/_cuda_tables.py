@@ -36,7 +36,7 @@ def row_analysis(
     with torch.inference_mode(False):
         table = _last_axis_analysis(points, first + modes, torch.float64, torch.device("cpu"))
         table = table[:segment, 2 * first :]
-        table = F.pad(table, (0, -2 * modes % _COLUMNS, 0, -points % _POINTS))
+        table = F.pad(table, (0, -2 * modes % _COLUMNS, 0, -segment % _POINTS))
         tiles, pairs = table.shape[0] // _POINTS, table.shape[1] // _COLUMNS
         tile, pair, lane, fragment, half, at = _axes(table.device, tiles, pairs, 32, 2, 2, 2)
         point = _POINTS * tile + 8 * half + 2 * (lane % 4) + at

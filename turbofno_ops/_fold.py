@@ -25,6 +25,7 @@ import torch
 
 from turbofno_ops._activations import activate
 from turbofno_ops._stages import Project, Restore, Source, Step
+from turbofno_ops._wide_maps import stored_channels
 from turbofno_ops.description import (
     MLP,
     Activate,
@@ -195,17 +196,33 @@ def _lift(
         return _Lifted((Source(), MLP(inner, activation, outer)), first)
     if activate(torch.zeros(1), activation).item() != 0:
         return _Lifted((Restore(),), first, in_torch=lifting)
-    # Biases multiply the channel of ones, which is zero in the padding, where the lifted field must be zero. The second bias
-    # takes a hidden channel of its own, activation(ones): then the program is that of a lifting without padding.
+    # biases multiply the channel of ones, which is zero in the padding, where the lifted field must be zero
     columns = _with_bias_column(PointwiseMap(inner.weight, _bias(inner)))
-    if outer.bias is not None:
-        one = torch.zeros_like(columns[:1])
-        one[:, -1] = 1
-        columns = torch.cat([columns, one])
-        activated = activate(one[:, -1], activation)
-        outer = PointwiseMap(torch.cat([outer.weight, (outer.bias / activated)[:, None]], dim=1))
-    lift = MLP(PointwiseMap(columns), activation, outer)
-    return _Lifted((Source(), lift), first, ones=True)
+    lift = MLP(PointwiseMap(columns), activation, PointwiseMap(outer.weight))
+    if outer.bias is None:
+        return _Lifted((Source(), lift), first, ones=True)
+    # The second bias takes a hidden channel of its own: then the program is that of a lifting without padding.
+    widened = _with_hidden_bias(lift, outer.bias)
+    if stored_channels(widened) <= stored_channels(lift):
+        return _Lifted((Source(), widened), first, ones=True)
+    column = torch.zeros(len(outer.weight), columns.shape[1]).to(columns)
+    column[:, -1] = outer.bias
+    return _Lifted((Source(), lift, AddMap(column)), first, ones=True)
+
+
+def _with_hidden_bias(lift: MLP, bias: torch.Tensor) -> MLP:
+    """Return a lifting of which a hidden channel is activation(c ones), and adds the bias. The last input is the ones."""
+    # exact in bfloat16; the one whose activation nearly is: all else that kernels round is the bias
+    factors = torch.arange(128, 257).to(bias) / 128
+    values = activate(factors, lift.activation)
+    rounding = (values.bfloat16().to(bias) / values - 1).abs()
+    best = rounding.argmin()
+    row = torch.zeros_like(lift.first.weight[:1])
+    row[:, -1] = factors[best]
+    columns = torch.cat([lift.second.weight, (bias / values[best])[:, None]], dim=1)
+    return MLP(
+        PointwiseMap(torch.cat([lift.first.weight, row])), lift.activation, PointwiseMap(columns)
+    )
 
 
 def _bias(linear: PointwiseMap) -> torch.Tensor:

@@ -248,7 +248,7 @@ class Pass:
             input_view.mul_(self._scale)
 
     def run(self, buffer: torch.Tensor) -> torch.Tensor:
-        """Return the network's output in physical units, [batch, out_channels, *out_size]; a view if it was cropped."""
+        """Return the network's output in physical units, [batch, out_channels, *out_size]; it may be a view."""
         chain = self._chain
         y = self._run_items(buffer)
         if self._slab is not None:

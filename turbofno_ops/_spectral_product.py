@@ -14,7 +14,7 @@ BATCHED_MODES, BATCHED_POINTS = range(1, 32), range(1, 513)
 """Kept modes and points of the first axis that one launch takes with the product of modes, for many batch elements."""
 _LEAST_LAST_BATCH, _LEAST_LAST_MODES = 8, 16
 _FEW_CHANNELS = 4  # of a network's input
-_LEAST_LAST_VALUES = 2**14  # of a row of all batch elements and channels
+_LEAST_LAST_VALUES = 2**14  # modes of a row, times batch elements, times channels
 
 
 class SpectralLaunch(NamedTuple):
@@ -101,7 +101,7 @@ def channels_last_is_faster(shape: ProductShape) -> bool:
     if shape.c_in % 2 or has_one_launch(shape):
         return False
     long_rows = shape.batch >= _LEAST_LAST_BATCH and shape.row_modes >= _LEAST_LAST_MODES
-    return long_rows or _has_many_rows(shape)
+    return long_rows or _has_many_values(shape)
 
 
 def mixed_channels_last(shape: ProductShape) -> bool:
@@ -112,10 +112,10 @@ def mixed_channels_last(shape: ProductShape) -> bool:
     if shape.channels_last or shape.c_in > _FEW_CHANNELS or has_one_launch(shape):
         return shape.channels_last
     following = shape._replace(c_in=shape.c_out, channels_last=True)
-    return _batched_is_faster(following) or (shape.c_out % 2 == 0 and _has_many_rows(following))
+    return _batched_is_faster(following) or (shape.c_out % 2 == 0 and _has_many_values(following))
 
 
-def _has_many_rows(shape: ProductShape) -> bool:
+def _has_many_values(shape: ProductShape) -> bool:
     values = shape.batch * shape.c_in * shape.row_modes
     return len(shape.modes) > 1 and shape.c_in > _LINE and values >= _LEAST_LAST_VALUES
 

@@ -166,7 +166,7 @@ class Stages(Protocol):
     def tile(
         self, steps: tuple[Step, ...], operands: Operands, window: Window | None = None
     ) -> Results:
-        """Run a tile program at every grid point, or at those of a window; then it has no `Analyze` and no moments."""
+        """Run a tile program at every grid point, or at those of a window: only the last one, of which `out` or `saved` remains."""
 
     def mix(self, spectra: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Multiply complex [batch, c_in, *others, modes] by weight [*modes, c_in, c_out] -> [batch, c_out, *others, modes]."""

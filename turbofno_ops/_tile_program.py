@@ -41,9 +41,8 @@ _PROJECTED = 16
 # Most channels times modes for which a program also analyses its result. Beyond, the sums leave shared memory for few
 # warps, and a separate analysis kernel is faster (H200).
 _MAX_FUSED_SUMS = 1024
-_MOST_SPLIT = (
-    64  # channels of a field that a kernel stores split (stores_split in csrc/plan/tile_plan.cpp)
-)
+# channels of a field that a kernel stores split (stores_split in csrc/plan/tile_plan.cpp)
+_MOST_SPLIT = 64
 _WORTH_A_CUT = 0.8  # of the cost of one kernel; costs do not count that y passes through memory
 _KINDS = {
     Source: 0,
@@ -109,8 +108,7 @@ class ChannelsLast:
 class Shape(NamedTuple):
     """Sizes that a program runs on and that its steps do not determine.
 
-    `grid` may be a window of a larger grid, that of the fields and spectra that are read: `window_of` has its size and the
-    window's first point.
+    `grid` may be a window of a larger grid, `whole`, that of the fields and spectra that are read; `first` is its first point.
     """
 
     batch: int
@@ -124,18 +122,19 @@ class Shape(NamedTuple):
     shared_bytes: int
     warpgroups: bool
     x_channel_first: bool = False
-    window_of: tuple[Size, Size] | None = None
+    whole: Size | None = None
+    first: Size = ()
 
     @property
     def read_grid(self) -> Size:
         """The grid of the fields and spectra that are read."""
-        return self.grid if self.window_of is None else self.window_of[0]
+        return self.grid if self.whole is None else self.whole
 
     def part(self, window: Window) -> Shape | None:
         """Return the shape of a window of the grid, or None if it is none that the kernels compute (turbofno_window)."""
         if window.first[-1] or self.grid[1:-2] != window.size[1:-2]:
             return None
-        return self._replace(grid=window.size, window_of=(self.grid, window.first))
+        return self._replace(grid=window.size, whole=self.grid, first=window.first)
 
 
 def kernel_steps(steps: tuple[Step, ...]) -> tuple[Step, ...]:
@@ -224,9 +223,9 @@ def _window(shape: Shape) -> _native.Window:
     *outer, points = shape.read_grid
     rows = pitch = math.prod(outer)
     first = 0
-    if shape.window_of is not None and outer:
+    if shape.whole is not None and outer:
         rows, pitch = shape.grid[-2], outer[-1]
-        for size, at in zip(outer, shape.window_of[1], strict=False):
+        for size, at in zip(outer, shape.first[:-1], strict=True):
             first = first * size + at
     return _native.Window(
         outer=math.prod(outer), points=points, rows=rows, pitch=pitch, first=first

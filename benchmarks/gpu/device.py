@@ -107,8 +107,8 @@ def milliseconds(
 ) -> list[float]:
     """Median device time of each run, for about `seconds` in total.
 
-    They are called in turn, each twice: the second call is timed, because the first one finds the processor's caches full
-    of the run before it, and the GPU waits for its launches.
+    They are called in turn, each twice, of which the second call is timed: the first one is slow on the host, whose caches are
+    full of the run before it, and the GPU waits for its launches.
     """
     taken: list[list[float]] = [[] for _ in runs]
     spent = 0.0

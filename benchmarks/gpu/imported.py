@@ -1,8 +1,8 @@
 """Imported networks: neuraloperator 2.0 against the same network imported and run as the service runs it.
 
 The library builds and saves the network, the importer reads it, `turbofno.service.runtime.forward` runs it. Both sides are
-checked against the library in float64 on the CPU, on the inputs that they are timed on. The last case is the network of the
-original scripts (Li et al. 2020), whose peer is plain PyTorch.
+checked against the library in float64 on the CPU, on the inputs that they are timed on. The last cases are PhysicsNeMo's FNO
+and the network of the original scripts (Li et al. 2020), whose peer is plain PyTorch.
 
 The peer runs twice: in strict float32, like ours (`torch.backends.cuda.matmul.allow_tf32` and
 `torch.backends.cudnn.allow_tf32` off), and with PyTorch's defaults, where cuDNN convolves in TF32.
@@ -28,7 +28,7 @@ from benchmarks.gpu.published import published
 from turbofno.models.core.config import FNOArchitecture
 from turbofno.models.core.fno import FNO, to_precision
 from turbofno.models.importers.detect import convert, read_checkpoint
-from turbofno.models.importers.result import Options
+from turbofno.models.importers.result import Imported, Options
 from turbofno.service.runtime.forward import Forward
 
 IN_CHANNELS, OUT_CHANNELS = 3, 1
@@ -112,6 +112,18 @@ def plain(hidden: int, modes: tuple[int, ...]) -> tuple[torch.nn.Module, FNO]:
     return published(ours), ours
 
 
+def physicsnemo(n_dim: int) -> tuple[torch.nn.Module, FNO]:
+    """PhysicsNeMo's FNO with its defaults in plain PyTorch, and ours: lifting and decoder of one hidden layer, 8 points of padding."""
+    from benchmarks import chains
+
+    found = chains.physicsnemo(n_dim, in_channels=IN_CHANNELS)
+    assert isinstance(found, Imported)
+    ours = FNO(found.architecture, found.normalization)
+    ours.load_state_dict(found.state)
+    ours = ours.eval().requires_grad_(False)
+    return published(ours), ours
+
+
 def _two(batch: int, also: str = "", **more: Any) -> Case:
     build = partial(library, n_modes=(16, 16), hidden_channels=64, **more)
     return Case(f"2D C64 128x128{also}", batch, (128, 128), build)
@@ -127,6 +139,8 @@ CASES = (
     _two(32, " TFNO Tucker 0.42", name="TFNO", rank=0.42),
     Case("1D C64 1024 m32", 256, (1024,), partial(library, n_modes=(32,), hidden_channels=64)),
     Case("3D C32 64^3 m16", 8, (64,) * 3, partial(library, n_modes=(16,) * 3, hidden_channels=32)),
+    Case("2D PhysicsNeMo C32 128x128 padded", 1, (128, 128), partial(physicsnemo, 2), "PyTorch"),
+    Case("2D PhysicsNeMo C32 128x128 padded", 32, (128, 128), partial(physicsnemo, 2), "PyTorch"),
     Case(
         "3D plain C32 128^3 m24x24x13", 4, (128,) * 3, partial(plain, 32, (24, 24, 13)), "PyTorch"
     ),

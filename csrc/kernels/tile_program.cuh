@@ -74,7 +74,7 @@ constexpr bool kHasWgmma = false;
 template <int FRAGMENTS, uint64_t PROGRAM> __device__ __forceinline__ turbofno_step common_step(turbofno_step step, int kind) {
     constexpr bool kInput = PROGRAM == kLifting;
     step.kind = kind;
-    step.activation = TURBOFNO_GELU;
+    step.activation = common_activation(PROGRAM);
     if (kind != TURBOFNO_AFFINE) step.per_sample = 0;
     if (kind == TURBOFNO_PROJECT || kind == kAddInput || (kInput && kind == TURBOFNO_LOAD)) {
         step.channel_first = 1;

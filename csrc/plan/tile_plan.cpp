@@ -218,9 +218,10 @@ const char *unsupported(const turbofno_tile &t) {
     }
     if (t.multiprocessors < 1) return "the device has no multiprocessor";
     const turbofno_window &w = t.window;
-    if (w.points < t.points || w.rows < 1 || w.pitch < w.rows || w.first < 0 || t.batch * w.outer > kMaxRows) {
+    if (!known(w.points, t.points, kMaxPoints) || w.rows < 1 || w.pitch < w.rows || w.first < 0) {
         return "the window is not part of its grid";
     }
+    if (w.outer > kMaxRows || t.batch * w.outer > kMaxRows) return "the rows are not in 1 .. 2^30";
     if (t.outer % w.rows != 0 || w.first + (t.outer / w.rows - 1) * w.pitch + w.rows > w.outer) {
         return "the window has rows that its grid has not";
     }

@@ -48,10 +48,17 @@ constexpr uint64_t kLayer = program(TURBOFNO_SYNTHESIS, TURBOFNO_AFFINE, TURBOFN
 constexpr uint64_t kFirstLayer = program(TURBOFNO_SYNTHESIS, TURBOFNO_AFFINE, kAddInput, TURBOFNO_ACTIVATE,
                                          TURBOFNO_STORE, TURBOFNO_ANALYZE);
 constexpr uint64_t kLastLayer = program(TURBOFNO_SYNTHESIS, TURBOFNO_AFFINE, TURBOFNO_ADD_MAP, TURBOFNO_PROJECT);
-// Projected by one map, because the first map of the projection was folded into the layer. For 32 channels only.
+// Projected by one map, because the first map of the projection was folded into the layer: PhysicsNeMo's FNO with its defaults.
+// Only for these channels and this activation.
 constexpr uint64_t kLastActivated = program(TURBOFNO_SYNTHESIS, TURBOFNO_AFFINE, TURBOFNO_ADD_MAP, TURBOFNO_ACTIVATE,
                                             TURBOFNO_PROJECT);
 constexpr int kLastActivatedWidth = 32;
+
+// The activation of all steps of a common network (is_common) that have one.
+TURBOFNO_HOST_DEVICE constexpr int common_activation(uint64_t program) {
+    return program == kLastActivated ? TURBOFNO_SILU : TURBOFNO_GELU;
+}
+
 constexpr uint64_t kBlock = program(TURBOFNO_SYNTHESIS, TURBOFNO_AFFINE, TURBOFNO_ADD_MAP, TURBOFNO_ACTIVATE,
                                     TURBOFNO_MLP, TURBOFNO_ADD_GATE, TURBOFNO_ACTIVATE, TURBOFNO_STORE, TURBOFNO_ANALYZE);
 constexpr uint64_t kLastBlock = program(TURBOFNO_SYNTHESIS, TURBOFNO_AFFINE, TURBOFNO_ADD_MAP, TURBOFNO_MLP,
@@ -105,9 +112,9 @@ constexpr int kMaxCommonInputs = 32;
 // Of kBlock's MLP with at most kMostFragments: one chunk, so that its input and its result need not be in registers together.
 constexpr int kCommonHidden = 32;
 
-// True for what most networks have in common: every activation is GELU, all fields but the network's own have as many channels
-// as the tile and are channels last, its input has few channels, and of up to 64 channels an MLP before an analysis has at most 32
-// hidden ones (zero-padded). The kernels for such programs take a sixth fewer instructions, and fewer registers.
+// True for what most networks have in common: every activation is GELU (common_activation), all fields but the network's own have
+// as many channels as the tile and are channels last, its input has few channels, and of up to 64 channels an MLP before an analysis
+// has at most 32 hidden ones (zero-padded). The kernels for such programs take a sixth fewer instructions, and fewer registers.
 inline bool is_common(const turbofno_tile &tile, int width) {
     const bool lifting = serves(kLifting, tile), block = serves(kBlock, tile), first = serves(kFirstLayer, tile);
     const bool activated = serves(kLastActivated, tile);
@@ -118,7 +125,7 @@ inline bool is_common(const turbofno_tile &tile, int width) {
         const bool input = is_input_map(step);
         const bool own = step.kind == TURBOFNO_PROJECT || (lifting && step.kind == TURBOFNO_LOAD) || input;
         const bool activates = step.kind == TURBOFNO_ACTIVATE || (maps && step.hidden > 0);
-        if (activates && step.activation != TURBOFNO_GELU) return false;
+        if (activates && step.activation != common_activation(activated ? kLastActivated : 0)) return false;
         if (maps && (step.hidden == 0) != activated) return false;
         if (step.kind == TURBOFNO_MLP && block && width <= 8 * kMostFragments && step.hidden != kCommonHidden) return false;
         if (input && (!first || width > 8 * kMostFragments)) return false;

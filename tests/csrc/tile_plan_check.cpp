@@ -234,7 +234,7 @@ struct Draw {
                 }
                 turbofno_step &last = t.step[t.steps - 1];
                 last.channel_first = 1;
-                for (int i = 0; i < t.steps; ++i) t.step[i].activation = TURBOFNO_GELU;
+                for (int i = 0; i < t.steps; ++i) t.step[i].activation = last.hidden == 0 ? TURBOFNO_SILU : TURBOFNO_GELU;
                 if (last.hidden == 0) last.activation = TURBOFNO_NONE;
                 return t;
             }

@@ -18,7 +18,7 @@ from turbofno_ops._channels import mix
 from turbofno_ops._cuda_product import CudaProduct
 from turbofno_ops._native import BatchedSpectral, Fft, Product, Spectral, Transform
 from turbofno_ops._slab import Slab
-from turbofno_ops._spectral_product import ProductShape, launches
+from turbofno_ops._spectral_product import ProductShape, launches, mixed_channels_last
 from turbofno_ops._support import A100, Device
 
 CPU = torch.device("cpu")
@@ -365,14 +365,22 @@ def test_slabs_are_transformed_by_ffts_of_the_whole_axis(
     ("batch", "channels", "modes", "last"),
     [
         (32, 64, (64, 32), True), (8, 64, (32, 16), True), (8, 64, (32, 15), True), (1024, 64, (16,), True),
-        (1, 64, (64, 32), False), (64, 32, (24, 12), False), (32, 33, (64, 32), False), (1, 64, (16,), False),
+        (1, 64, (64, 32), False), (32, 33, (64, 32), False), (1, 64, (16,), False),
+        # modes of a row times batch elements times channels
+        (64, 32, (24, 12), True), (43, 32, (24, 12), True), (42, 32, (24, 12), False), (512, 16, (24, 12), False),
+        (512, 64, (12,), False),
     ],
 )  # fmt: skip
 def test_channels_are_last_where_that_is_faster(
     batch: int, channels: int, modes: tuple[int, ...], last: bool
 ) -> None:
     size = (128,) * len(modes)
-    assert product(None, size, modes, size).wants_channels_last(batch, channels) == last
+    found = product(None, size, modes, size)
+    assert found.wants_channels_last(batch, channels) == last
+    # spectra of a network's input change to the order that is faster for the following products, but for long rows
+    if modes[-1] < 15:
+        shape = found._shape(batch, 3, channels, channels_last=False)
+        assert mixed_channels_last(shape) == last
 
 
 SEPARATE = ["transform_axis", "multiply_modes", "transform_axis"]

@@ -252,7 +252,7 @@ def common_programs(channels: int) -> dict[str, tuple[Step, ...]]:
             Synthesis(),
             offset,
             skip,
-            act,
+            Activate("silu"),
             Project((identity(2, channels),), "none"),
         ),
         "block": (*before, act, Store(), Analyze()),
@@ -305,50 +305,70 @@ def test_common_programs_equal_float64(
 @needs_kernels
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
-    ("batch", "size", "window"),
+    ("batch", "size", "window", "served"),
     [
-        (2, (40,), Window((0,), (33,))),
-        (3, (17, 130), Window((2, 0), (11, 121))),
-        (33, (12, 72), Window((0, 0), (8, 64))),
-        (2, (6, 9, 40), Window((1, 2, 0), (4, 5, 32))),
-        (1, (4, 4096), Window((0, 0), (3, 4000))),
-        (2, (9, 40), Window((1, 3), (7, 33))),
+        (2, (40,), Window((0,), (33,)), True),
+        (3, (17, 130), Window((2, 0), (11, 121)), True),
+        (33, (12, 72), Window((0, 0), (8, 64)), True),
+        (2, (6, 9, 40), Window((1, 2, 0), (4, 5, 32)), True),
+        (1, (4, 4096), Window((0, 0), (3, 4000)), True),
+        (2, (3, 1, 4, 40), Window((1, 0, 1, 0), (2, 1, 3, 33)), True),
+        (2, (9, 40), Window((1, 3), (7, 33)), False),
+        (2, (3, 2, 4, 40), Window((0, 1, 0, 0), (3, 1, 4, 40)), False),
     ],
 )
+@pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("channels", [16, 32, 64])
 @pytest.mark.parametrize("name", LAST)
 def test_a_window_is_part_of_the_whole(
-    name: str, channels: int, batch: int, size: tuple[int, ...], window: Window, precision: str
+    name: str,
+    channels: int,
+    batch: int,
+    size: tuple[int, ...],
+    window: Window,
+    served: bool,
+    last: bool,
+    precision: str,
 ) -> None:
+    """Also where all else is NaN; `served`: the kernels compute it, else the whole is cropped."""
     steps = to_device(common_programs(channels)[name], torch.device("cuda"), torch.float32)
     modes = (*(1 for _ in size[1:]), 9)
-    for last in (False, True):
-        stages = stages_of(size, modes, precision)
-        x = stages.convert(torch.randn(batch, channels, *size, device="cuda"))
-        mixed = torch.randn(batch, channels, *size[:-1], 10, dtype=torch.complex64, device="cuda")
-        mixed[..., 9:] = 0
-        mixed[..., 0].imag.zero_()
-        norm = isinstance(steps[0], Restore)
-        moments = stages.tile((Restore(), Save(moments=True)), Operands(saved=x)).moments
-        given = Operands(
-            x=split_field(x) if precision == "fp32" and not norm else x,
-            saved=x if norm else None,
-            moments=moments if norm else None,
-            mixed=None if norm else channels_last(mixed) if last else mixed,
-        )
-        whole = stages.tile(steps, given).out
+    stages = stages_of(size, modes, precision)
+    field = torch.randn(batch, channels, *size, device="cuda")
+    mixed = torch.randn(batch, channels, *size[:-1], 10, dtype=torch.complex64, device="cuda")
+    mixed[..., 9:] = 0
+    mixed[..., 0].imag.zero_()
+    norm = isinstance(steps[0], Restore)
+    saved = stages.convert(field)
+    moments = stages.tile((Restore(), Save(moments=True)), Operands(saved=saved)).moments
+
+    def given(field: torch.Tensor, mixed: torch.Tensor) -> Operands:
+        x = stages.convert(field)
+        if norm:
+            return Operands(saved=x, moments=moments)
+        x = split_field(x) if precision == "fp32" and field.isfinite().all() else x
+        return Operands(x=x, mixed=channels_last(mixed) if last else mixed)
+
+    def outside(values: torch.Tensor, of: Window) -> torch.Tensor:
+        hidden = torch.full_like(values, math.nan)
+        of.of(hidden).copy_(of.of(values))
+        return hidden
+
+    whole = given(field, mixed)
+    expected = window.of(stages.tile(steps, whole).out)
+    shape = stages._shape(steps, whole)
+    planned = stages.programs.prepare_part(steps, shape, window)
+    at_once = name != "last layer projected by one map" or channels == 32
+    assert (planned is not None) == (at_once and served)
+    # a part whose kernel reads nothing else
+    hidden = given(outside(field, window), outside(mixed, window.rows))
+    for operands in (whole, hidden) if planned else (whole,):
         poison()
-        part = stages.tile(steps, given, window).out
-        expected = window.of(whole)
+        part = stages.tile(steps, operands, window).out
         assert part.shape == expected.shape
         # kernels of other plans round otherwise
         least = {"fp32": 1e-6, "tf32": 1e-3, "bf16": 1e-2}[precision]
         assert relative_l2(part, expected) <= least
-        at_once = name != "last layer projected by one map" or channels == 32
-        from_the_start = window.first[-1] == 0
-        shape = stages._shape(steps, given)
-        planned = stages.programs.prepare_part(steps, shape, window)
-        assert (planned is not None) == (at_once and from_the_start)
 
 
 @needs_kernels

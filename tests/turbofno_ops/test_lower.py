@@ -7,9 +7,10 @@ import torch
 
 from tests.turbofno_ops.random_fno import network
 from turbofno.models.core.config import ChannelMLP, DomainPadding, FNOArchitecture
+from turbofno_ops._activations import activate
 from turbofno_ops._check import check
 from turbofno_ops._lower import Chain, Mix, Tile, lower
-from turbofno_ops._stages import Affine, Normalize, Project, Save
+from turbofno_ops._stages import MLP, Affine, Normalize, Project, Save
 
 PLAIN = FNOArchitecture(
     in_channels=2, out_channels=3, hidden_channels=8, n_layers=3, modes=(6, 5), activation="gelu"
@@ -169,6 +170,35 @@ def test_liftings_under_padding() -> None:
     assert begun("gelu", "zeros") == ("Source MLP Store Analyze", 0)
     assert begun("softplus", "zeros") == ("Restore Analyze", 2)
     assert begun("softplus", "reflect") == ("Source MLP Store Analyze", 0)
+
+
+@pytest.mark.parametrize(
+    ("channels", "hidden", "added"),
+    [(32, 16, False), (64, 32, False), (64, 256, True), (128, 128, True)],
+)
+def test_the_second_bias_of_a_lifting_takes_no_stored_field(
+    channels: int, hidden: int, added: bool
+) -> None:
+    """Under padding it is a hidden channel more, unless kernels would hold the lifting only without it."""
+    update = {"hidden_channels": channels, "lifting_channels": (hidden,)}
+    chain = lowered(DEFAULT, domain_padding=DomainPadding(points=(2, 2)), **update)
+    assert programs(chain)[0] == f"Source MLP {'AddMap ' if added else ''}Store Analyze"
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu", "silu", "tanh", "selu", "sin", "none"])
+def test_a_hidden_channel_adds_the_second_bias(activation: str) -> None:
+    update = {"lifting_activation": activation, "domain_padding": DomainPadding(points=(2, 2))}
+    module = network(DEFAULT.model_copy(update=update))
+    chain = lower(module.description(), torch.device("cpu"))
+    assert isinstance(chain.items[0], Tile)
+    lift = chain.items[0].steps[1]
+    assert isinstance(lift, MLP)
+    channel = activate(lift.first.weight[-1, -1], activation).double()
+    # bfloat16 rounds it by up to 2e-3 otherwise
+    assert (channel.bfloat16().double() / channel - 1).abs() < 1e-4
+    added = lift.second.weight[:, -1].double() * channel
+    bias = module.lifting.linears[1].bias
+    torch.testing.assert_close(added, bias.double(), rtol=1e-6, atol=1e-7)
 
 
 def test_three_liftings_run_in_torch() -> None:

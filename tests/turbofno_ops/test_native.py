@@ -148,6 +148,7 @@ def test_workspace_is_counted_beyond_32_bits(plan_library: ctypes.CDLL) -> None:
     tile = _native.Tile(
         batch=64, outer=1, points=16384, width=256, channels=256, next_modes=128,
         multiprocessors=1 << 20, shared_bytes=227 * 1024, steps=2,
+        window=_native.Window(outer=1, points=16384, rows=1, pitch=1),
     )  # fmt: skip
     tile.step[0].channels, tile.step[1].kind = 256, 8
     plan = _native.TilePlan()
