@@ -304,11 +304,12 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                         if constexpr (WGMMA) wgmma_sums.stage(now, s, sums_at, group);
                     }
                 };
-                // of a split field
-                const auto tile_index = [&](int row, int row_tiles) { return int64_t(row) * row_tiles + min(tile, tiles - 1); };
+                const auto scale_index = [&](int row, int row_tiles) { // of a split field
+                    return int64_t(row) * row_tiles + min(tile, tiles - 1);
+                };
                 const bool x_is_split = P::kSplit && t.x_scales != nullptr;
                 const int x_tiles = kWindow ? ceil_div(read_points, kTilePoints) : tiles;
-                const float x_inv_scale = x_is_split ? t.x_scales[tile_index(of_window(at).row, x_tiles)] : 1.0f;
+                const float x_inv_scale = x_is_split ? t.x_scales[scale_index(of_window(at).row, x_tiles)] : 1.0f;
                 // inlined, or else y would lie in memory
                 const auto run = [&](int i, int kind) __attribute__((always_inline)) {
                     const turbofno_step step = step_of(i, kind);
@@ -396,7 +397,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                             split_values([&](int s, const uint4(&of_points)[2]) {
                                 to.store(s, {as_floats(of_points[0]), as_floats(of_points[1])});
                             });
-                            if (lane == 0 && tile < tiles) t.scales[tile_index(at.row, tiles)] = inv_scale;
+                            if (lane == 0 && tile < tiles) t.scales[scale_index(at.row, tiles)] = inv_scale;
                         } else if (step.channel_first) {
                             store_all(values, ChannelFirstPoints(step.field, step.channels, first_channel, outer, t.points, at, lane));
                         } else {

@@ -31,7 +31,7 @@ inline bool serves(uint64_t program, const turbofno_tile &tile) {
 }
 
 // True if a program has a step of this kind.
-TURBOFNO_HOST_DEVICE constexpr bool has(uint64_t program, int kind) {
+TURBOFNO_HOST_DEVICE constexpr bool has_step(uint64_t program, int kind) {
     for (; program != 0; program >>= 4) {
         if (int(program & 15) - 1 == kind) return true;
     }
@@ -39,7 +39,7 @@ TURBOFNO_HOST_DEVICE constexpr bool has(uint64_t program, int kind) {
 }
 
 // True if a program has an MLP or a projection.
-constexpr bool is_wide(uint64_t program) { return has(program, TURBOFNO_MLP) || has(program, TURBOFNO_PROJECT); }
+constexpr bool is_wide(uint64_t program) { return has_step(program, TURBOFNO_MLP) || has_step(program, TURBOFNO_PROJECT); }
 
 // Programs of common networks. A kernel for one of them also serves it without the final analysis.
 // turbofno_ops/_tile_program.py sorts commuting steps into this order.
@@ -98,8 +98,10 @@ TURBOFNO_HOST_DEVICE constexpr int last_prefetched(uint64_t program, int fragmen
     return last;
 }
 
-// True if the kernel computes a window of the grid that it reads (turbofno_window): the networks' last programs.
-TURBOFNO_HOST_DEVICE constexpr bool has_window(uint64_t program, bool common) { return common && has(program, TURBOFNO_PROJECT); }
+// True if the kernel can compute a window of the grid that it reads (turbofno_window): those of common networks' last programs.
+TURBOFNO_HOST_DEVICE constexpr bool has_window(uint64_t program, bool common) {
+    return common && has_step(program, TURBOFNO_PROJECT);
+}
 
 template <size_t COUNT> bool any_serves(const uint64_t (&programs)[COUNT], const turbofno_tile &tile) {
     for (const uint64_t program : programs) {
