@@ -59,6 +59,7 @@ def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
     from turbofno.service.runtime.repository import LOADER_NAME
 
     logs.configure(settings)
+    logs.omit_origins()
     sys.setswitchinterval(SWITCH_SECONDS)
     terminal_is_gone = on_hangup()
     for problem in (*misspelt_variables(os.environ), *exposure_warnings(settings)):

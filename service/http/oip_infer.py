@@ -80,21 +80,24 @@ async def infer(call: Call) -> Reply:
     call.note("decode", started)
     asked, timeout = request.output_grid, request.timeout_us
     grid = None if asked is None else parse_output_grid(asked, served.config)
-    result = await run_model(
+    known = served.warnings(fields.shape[2:], grid)
+    work = run_model(
         call, fields,
         output_grid=grid,
         priority=request.priority,
         seconds=None if timeout is None else timeout / 1e6,
     )  # fmt: skip
+    binary, request_id = request.binary, request.id
+    # The engine may have them elsewhere now.
+    del body, fields, request
+    result = await work
     call.note_result(result)
-    warnings = count_warnings(
-        call, served.warnings(fields.shape[2:], grid).of_prediction(result.trust)
-    )
+    warnings = count_warnings(call, known.of_prediction(result.trust))
     started = time.perf_counter()
-    heavy = heavy_to_encode(result.fields.size, as_json=not request.binary)
+    heavy = heavy_to_encode(result.fields.size, as_json=not binary)
     answer = await offload(
         heavy, oip_binary.encode, result.fields,
-        binary=request.binary, model=result.model, version=result.version, request_id=request.id,
+        binary=binary, model=result.model, version=result.version, request_id=request_id,
         warnings=warnings, trust=largest(result.trust), trust_status=served.why_no_trust(result.trust),
     )  # fmt: skip
     headers: Headers = []

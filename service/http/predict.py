@@ -106,12 +106,15 @@ async def predict(call: Call) -> Reply:
     parameters: Parameters = call.parameters
     served = call.served
     fields, form = await read_fields(call, parameters.reader)
-    result = await run_model(
+    known = served.warnings(fields.shape[2:], parameters.output_grid)
+    work = run_model(
         call, fields,
         output_grid=parameters.output_grid, priority=parameters.priority, seconds=parameters.seconds,
     )  # fmt: skip
+    # The engine may have them elsewhere now.
+    del fields
+    result = await work
     call.note_result(result)
-    known = served.warnings(fields.shape[2:], parameters.output_grid)
     warnings = count_warnings(call, known.of_prediction(result.trust))
     trust_status = served.why_no_trust(result.trust)
     headers = [(b"x-batch-size", ", ".join(map(str, result.batch_sizes)).encode())]

@@ -120,8 +120,11 @@ class EngineLink:
         numbers, stop = [next(self._numbers) for _ in several], 0
         for number, asked in zip(numbers, several, strict=True):
             start, stop = stop, stop + len(asked.request.fields)
-            asked.work = number
-            part = slice(start, stop) if request.joined else None
+            asked.work, part = number, None
+            if request.joined:
+                part = slice(start, stop)
+                # Its fields are in shared memory now. Freed at once, the body's memory takes the next one while in the caches.
+                asked.request.fields = NO_FIELDS
             self._pending[number] = _Pending(asked.outcome, request, part)
         self._channel.send(messages.Predict(numbers[0], request))
 

@@ -75,5 +75,6 @@ def enter(data: bytes) -> Launch:
     # A front end installs its own handler once it serves.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     logs.configure(launch.settings, process=launch.name)
+    logs.omit_origins()
     keep_freed_memory()
     return launch

@@ -140,9 +140,8 @@ class RemoteEngine:
 
     async def predict(self, request: PredictRequest) -> PredictResult:
         config = request.config = request.config or self.config(request.model, request.version)
-        fields = request.fields
-        if fields.nbytes > joining.MOST_BYTES and not self.memory.contains(fields):
-            request.fields = await self._to_shared_memory(fields)
+        if request.fields.nbytes > joining.MOST_BYTES and not self.memory.contains(request.fields):
+            request.fields = await self._to_shared_memory(request.fields)
         return await self._least_busy(config).predict(request)
 
     async def rollout(self, request: RolloutRequest) -> AsyncGenerator[Frame]:

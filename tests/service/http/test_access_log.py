@@ -17,7 +17,7 @@ from turbofno.service.http.access_log import AccessLog
 from turbofno.service.http.asgi import CallMiddleware
 from turbofno.service.http.call import Call, Reply
 from turbofno.service.http.shedding import Shedding
-from turbofno.service.logs import ConsoleFormatter, JsonFormatter
+from turbofno.service.logs import ConsoleFormatter, JsonFormatter, omit_origins
 from turbofno.service.metrics import Metrics
 
 
@@ -105,6 +105,21 @@ def test_console_line_cannot_be_forged_by_a_path() -> None:
     lines = access_lines(ConsoleFormatter(), "/a%0Ab%1B[31m")
     assert len(lines) == 1
     assert "GET /a%0Ab%1B[31m" in lines[0]
+
+
+def test_lines_show_neither_caller_nor_thread_nor_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("_srcfile", "logThreads", "logProcesses", "logMultiprocessing"):
+        monkeypatch.setattr(logging, name, getattr(logging, name))
+    omit_origins()
+    for formatter in (ConsoleFormatter("frontend-0"), JsonFormatter("frontend-0")):
+        caplog.clear()
+        (line,) = access_lines(formatter, "/x")
+        (record,) = caplog.records
+        assert (record.lineno, record.thread, record.process) == (0, None, None)
+        assert "frontend-0" in line
+        assert "GET /x" in line
 
 
 def test_health_polls_are_not_logged_at_info() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import orjson
 import pytest
 import safetensors.numpy
 
@@ -317,6 +318,48 @@ def test_predict_client_that_leaves_cancels_the_work() -> None:
     status, engine = asyncio.run(run())
     assert status == 499
     assert engine.cancelled == 1
+
+
+OIP = "/v2/models/tiny-1d/infer"
+TENSOR = orjson.dumps(
+    {
+        "inputs": [
+            {
+                "name": "input",
+                "shape": FIELDS.shape,
+                "datatype": "FP32",
+                "parameters": {"binary_data_size": FIELDS.nbytes},
+            }
+        ]
+    }
+).ljust(256)
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "body"),
+    [
+        (PATH, {"content-type": NPY}, written(NPY, FIELDS)),
+        (f"{OIP}?shape=3,1,16", {"inference-header-content-length": "0"}, FIELDS.tobytes()),
+        (OIP, {"inference-header-content-length": "256"}, TENSOR + FIELDS.tobytes()),
+    ],
+    ids=["npy", "raw", "tensor"],
+)
+def test_predict_keeps_no_body_that_the_engine_has_elsewhere(
+    path: str, headers: dict[str, str], body: bytes
+) -> None:
+    async def run() -> httpx.Response:
+        async with serving() as (client, engine):
+            engine.held = True
+            asked = asyncio.create_task(client.post(path, content=body, headers=headers))
+            await asyncio.wait_for(engine.started.wait(), 5)
+            (request,), (given,) = engine.requests, engine.given
+            assert given() is not None
+            request.fields = request.fields.copy()
+            assert given() is None
+            engine.release.set()
+            return await asked
+
+    assert asyncio.run(run()).status_code == 200
 
 
 @pytest.mark.parametrize(

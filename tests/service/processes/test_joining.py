@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import weakref
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -84,6 +85,26 @@ def test_each_gets_its_own_part() -> None:
             # The callback that runs now refers to the results.
             await asyncio.sleep(0)
             assert memory.used_bytes == 0
+
+    asyncio.run(main())
+
+
+def test_bodies_are_not_kept_until_the_answer() -> None:
+    async def main() -> None:
+        engine = Doubler(hold=True)
+        async with linked(engine) as (_, link, _):
+            bodies = [np.full((1, 1, 8), value, np.float32) for value in (1.0, 2.0)]
+            kept = [weakref.ref(body) for body in bodies]
+            requests = [PredictRequest("m", None, body, "id", config=CONFIG) for body in bodies]
+            del bodies
+            asking = [asyncio.create_task(link.predict(request)) for request in requests]
+            await until(lambda: engine.asked)
+            assert [reference() for reference in kept] == [None, None]
+            for request, outcome in engine.asked:
+                outcome.set_result(engine.result(request))
+            for value, task in zip((2.0, 4.0), asking, strict=True):
+                np.testing.assert_array_equal((await task).fields, np.full((1, 1, 8), value))
+            engine.asked.clear()
 
     asyncio.run(main())
 
