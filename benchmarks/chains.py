@@ -24,10 +24,9 @@ from neuralop import models as neuralop
 from torch import nn
 
 from benchmarks.gpu.device import relative_l2
-from benchmarks.gpu.imported import in_float64
+from benchmarks.gpu.imported import in_float64, network_of
 from benchmarks.host_plans import CARDS, host_plans, refusals
 from benchmarks.timing import print_table, save
-from turbofno.models.core.fno import FNO
 from turbofno.models.importers.detect import convert, read_checkpoint
 from turbofno.models.importers.physicsnemo import import_physicsnemo
 from turbofno.models.importers.refusal import ImportRefused
@@ -236,8 +235,7 @@ def judged(network: Network) -> Verdict:
     imported = network.imported
     if isinstance(imported, ImportRefused):
         return Verdict(str(imported), {}, 0.0)
-    ours = FNO(imported.architecture, imported.normalization).eval()
-    ours.load_state_dict(imported.state)
+    ours = network_of(imported)
     try:
         description = ours.description()
         chain = compile_fno(description, device="cpu")

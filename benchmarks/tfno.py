@@ -22,6 +22,7 @@ from torch import nn
 
 from benchmarks.chains import built
 from benchmarks.factorised import Call, staged
+from benchmarks.gpu.imported import network_of
 from benchmarks.timing import medians, print_table, save
 from turbofno.models.core.fno import FNO
 from turbofno.models.importers.neuraloperator.spectral_weights import StoredWeight, stored_weight
@@ -81,8 +82,7 @@ def network(case: Case) -> Network:
     theirs, imported = built("TFNO", "TFNO", arguments)[1:3]
     assert theirs is not None
     assert not isinstance(imported, ImportRefused)
-    ours = FNO(imported.architecture, imported.normalization).eval().requires_grad_(False)
-    ours.load_state_dict(imported.state)
+    ours = network_of(imported)
     blocks = theirs.get_submodule("fno_blocks.convs")
     contractions = []
     for layer in blocks.children():

@@ -16,8 +16,7 @@ import torch
 
 from benchmarks.chains import Network, built, drawn
 from benchmarks.gpu.device import ends, milliseconds, relative_l2
-from benchmarks.gpu.imported import forget_positions, in_float64
-from turbofno.models.core.fno import FNO
+from benchmarks.gpu.imported import forget_positions, in_float64, network_of
 from turbofno.models.importers.refusal import ImportRefused
 from turbofno.service.runtime.forward import Forward
 
@@ -54,8 +53,7 @@ def measure(label: str, network: Network, *, seconds: float) -> Iterator[dict[st
     theirs, imported = network.theirs, network.imported
     assert theirs is not None
     assert not isinstance(imported, ImportRefused)
-    ours = FNO(imported.architecture, imported.normalization).eval().requires_grad_(False)
-    ours.load_state_dict(imported.state)
+    ours = network_of(imported)
     batch, grid = BATCHES[network.n_dim]
     x = torch.randn(batch, imported.architecture.in_channels, *grid, device=_DEVICE)
     checked = ends(x).cpu()

@@ -77,9 +77,14 @@ def imported(theirs: torch.nn.Module) -> FNO:
         file = Path(folder) / "model.pt"
         torch.save(theirs.state_dict(), file)
         found = convert(read_checkpoint(file), Options())
-    ours = FNO(found.architecture)
+    return network_of(found)
+
+
+def network_of(found: Imported) -> FNO:
+    """The network of an import, on the CPU."""
+    ours = FNO(found.architecture, found.normalization).eval().requires_grad_(False)
     ours.load_state_dict(found.state)
-    return ours.eval().requires_grad_(False)
+    return ours
 
 
 def library(name: str = "FNO", **arguments: Any) -> tuple[torch.nn.Module, FNO]:
@@ -118,9 +123,7 @@ def physicsnemo(n_dim: int) -> tuple[torch.nn.Module, FNO]:
 
     found = chains.physicsnemo(n_dim, in_channels=IN_CHANNELS)
     assert isinstance(found, Imported)
-    ours = FNO(found.architecture, found.normalization)
-    ours.load_state_dict(found.state)
-    ours = ours.eval().requires_grad_(False)
+    ours = network_of(found)
     return published(ours), ours
 
 
