@@ -79,6 +79,13 @@ def grid_limits(config: ModelConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(map(max, config.grid.minimum, needed)), config.grid.maximum
 
 
+def answered_grid(grid: tuple[int, ...], config: ModelConfig) -> tuple[int, ...]:
+    """The grid of the network's output for an input on `grid`: another one if its layers change the resolution."""
+    for scales in config.architecture.resolution_scaling:
+        grid = tuple(round(n * scale) for n, scale in zip(grid, scales, strict=True))
+    return grid
+
+
 def check_shape(
     shape: Sequence[int], config: ModelConfig, *, max_fields: int, name: str = INPUT
 ) -> None:
