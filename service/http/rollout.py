@@ -221,9 +221,9 @@ async def rollout(call: Call) -> Reply:
         message = f"{error.message}; only a stream gives the frames before that step"
         raise BlowUp(message, step=error.step, reason=error.reason) from None
     stack = np.stack([one.fields for one in frames if one.fields is not None])
+    warnings = (*warnings, *(text for frame in frames for text in warnings_of(frame)))
     for one in frames:
         one.fields = None
-    warnings = (*warnings, *(text for frame in frames for text in warnings_of(frame)))
     trust = _trust_of(frames)
     trust_status = served.why_no_trust(dict.fromkeys(trust, ()))
     status = status_of(config, engine)

@@ -257,6 +257,26 @@ def test_a_model_that_changes_the_resolution_is_not_rolled_out(
         assert f"for an input on [{points}]" in answer.json()["detail"]
 
 
+def test_frames_beyond_the_physical_bounds_of_the_input_warn() -> None:
+    known = stepping({"u": "1"}, {"u": "1"})
+    bounded = (known.inputs[0].model_copy(update={"maximum": 1.5}),)
+    model = known.model_copy(update={"inputs": bounded})
+    body = npy(np.zeros((1, 1, 16), "f4"))
+    path, text = (
+        "/v1/models/tiny-steps:rollout",
+        "step 2: field 0, channel 'u', grid point [0] is 2",
+    )
+    whole = post(path=path, model=model, body=body)
+    assert text in whole.headers["x-warning"]
+    found = [
+        event
+        for event, _ in records(post(path=path, model=model, body=body, accept=FRAMES).content)
+    ]
+    warned = [event["step"] for event in found if "warnings" in event]
+    assert warned == [2]
+    assert "x-warning" not in post("steps=1", path=path, model=model, body=body).headers
+
+
 def test_a_too_large_answer_is_refused_but_can_be_streamed() -> None:
     small = {"max_inflight_bytes": 9 << 20, "max_body_bytes": 1 << 20, "max_json_bytes": 1 << 20}
     body = npy(np.zeros((600, 1, 64), "f4"))
