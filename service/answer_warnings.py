@@ -1,10 +1,11 @@
-"""Warnings that a response may be worse than its model's card states: by its grids, trust signals or rollout length."""
+"""Warnings that a response may be worse than its model's card states: by its grids, trust signals, or states of a rollout."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
 from turbofno.models.core.statistics import INPUT_DISTANCE, RESIDUAL
+from turbofno.service.codec.fields import first_beyond
 from turbofno.service.codec.grids import grid_warnings
 
 if TYPE_CHECKING:
@@ -12,8 +13,8 @@ if TYPE_CHECKING:
     from turbofno.service.codec.grids import Grid
     from turbofno.service.engine.interface import Frame, Trust
 
-GRID, HORIZON = "grid", "horizon"
-REASONS = (GRID, INPUT_DISTANCE, RESIDUAL, HORIZON)
+GRID, HORIZON, BOUNDS = "grid", "horizon", "bounds"
+REASONS = (GRID, INPUT_DISTANCE, RESIDUAL, HORIZON, BOUNDS)
 """Values of the label `reason` in the metric of warnings."""
 
 _MEANING = {
@@ -106,14 +107,29 @@ class FrameWarnings:
 
     def __init__(self, config: ModelConfig, grid: Grid) -> None:
         self._warnings = AnswerWarnings(config, grid)
+        self._inputs = config.inputs
         self._reported: set[str] = set()
 
     def of(self, frame: Frame) -> tuple[AnswerWarning, ...]:
         """The warnings that are new with this frame."""
         new = [
             AnswerWarning(reason, f"step {frame.step}: {text}")
-            for reason, text in self._warnings.of_trust(frame.trust)
+            for reason, text in (*self._warnings.of_trust(frame.trust), *self._of_state(frame))
             if reason not in self._reported
         ]
         self._reported.update(one.reason for one in new)
         return tuple(new)
+
+    def _of_state(self, frame: Frame) -> tuple[AnswerWarning, ...]:
+        """A warning if the fields are beyond the bounds of the input that they are for the next step."""
+        if frame.fields is None or BOUNDS in self._reported:
+            return ()
+        found = first_beyond(frame.fields, self._inputs)
+        if found is None:
+            return ()
+        # without units, which a header may not be able to hold
+        text = (
+            f"field {found.field}, channel '{found.channel.name}', grid point {found.point} is {found.value:g}, expected "
+            f"{found.words} {found.bound:g}, the physical bound"
+        )
+        return (AnswerWarning(BOUNDS, text),)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from turbofno.service.context import AppContext
 
 _POINTS = 32
-"""Points on each axis of a generated field, if the model allows it: few enough to read the output."""
+"""Most points on each axis of a generated field, if the model allows it: few enough to read the output."""
+_KEY = ' -H "Authorization: Bearer $TURBOFNO_API_KEY"'
 
 
 def greet(url: str, context: AppContext) -> None:
@@ -26,37 +27,40 @@ def greet(url: str, context: AppContext) -> None:
     # Serve also if standard output is full or closed.
     with suppress(OSError):
         configs = [engine.config(name) for name in names]
-        sys.stdout.write(banner(url, configs, page=context.settings.ui) + "\n")
+        settings = context.settings
+        text = banner(url, configs, page=settings.ui, keys=settings.api_keys_file is not None)
+        sys.stdout.write(text + "\n")
         sys.stdout.flush()
 
 
-def banner(url: str, configs: Sequence[ModelConfig], *, page: bool) -> str:
+def banner(url: str, configs: Sequence[ModelConfig], *, page: bool, keys: bool = False) -> str:
     """The text, with a shell command for each model.
 
     Each command sends a field from the distribution of the training data if the server has a sampler for the model
-    (only with `page`), else a sine wave.
+    (only with `page`), else a sine wave. With `keys` it sends the API key in TURBOFNO_API_KEY.
     """
+    curl = f"curl -sS{_KEY if keys else ''}"
     look = f"; web page: {url}/ui" if page else ""
     lines = [f"turbofno is ready at {url} (documentation: {url}/docs{look}). Try:", ""]
     for config in configs:
         # On one line, because it is a shell comment.
         description = " ".join(config.description.split())
         call = _sample_command if page and parameters_of(config.pde) else _wave_command
-        lines += [f"# {config.name}: {description}", call(url, config), ""]
+        lines += [f"# {config.name}: {description}", call(curl, url, config), ""]
     return "\n".join(lines)
 
 
-def _sample_command(url: str, config: ModelConfig) -> str:
+def _sample_command(curl: str, url: str, config: ModelConfig) -> str:
     model = f"{url}/v1/models/{config.name}"
     return (
-        f"curl -sS {model}/sample | curl -sS {model}:predict "
+        f"{curl} {model}/sample | {curl} {model}:predict "
         "-H 'Content-Type: application/x-npy' -H 'Accept: application/json' --data-binary @-"
     )
 
 
-def _wave_command(url: str, config: ModelConfig) -> str:
-    lowest, highest = grid_limits(config)
-    grid = [min(max(_POINTS, low), high) for low, high in zip(lowest, highest, strict=True)]
+def _wave_command(curl: str, url: str, config: ModelConfig) -> str:
+    limits = zip(config.grid.training, *grid_limits(config), strict=True)
+    grid = [min(max(min(_POINTS, usual), low), high) for usual, low, high in limits]
     inputs = ", ".join(
         f'"{channel.name}": {_wave(config, number, grid)}'
         for number, channel in enumerate(config.inputs)
@@ -66,17 +70,21 @@ def _wave_command(url: str, config: ModelConfig) -> str:
         f'print(dumps({{"inputs": {{{inputs}}}}}))'
     )
     return (
-        f"python3 -c '{program}' | curl -sS {url}/v1/models/{config.name}:predict "
+        f"python3 -c '{program}' | {curl} {url}/v1/models/{config.name}:predict "
         "-H 'Content-Type: application/json' -d @-"
     )
 
 
 def _wave(config: ModelConfig, channel: int, grid: Sequence[int]) -> str:
-    """A Python expression for a product of sine waves with the mean and deviation of the training data."""
+    """A Python expression for a product of sine waves with the mean and deviation of the training data, if they are known."""
     expression = "*".join(f"sin(2*pi*{axis}/{n})" for axis, n in zip("ijk", grid, strict=False))
-    if config.statistics is not None:
-        seen = config.statistics.inputs[channel]
+    statistics, normalization = config.statistics, config.normalization
+    if statistics is not None:
+        seen = statistics.inputs[channel]
         expression = f"{seen.mean:.3g} + {seen.std:.3g}*{expression}"
+    elif normalization is not None:
+        mean, std = normalization.input_mean[channel], normalization.input_std[channel]
+        expression = f"{mean:.6g} + {std:.3g}*{expression}"
     for axis, n in reversed(list(zip("ijk", grid, strict=False))):
         expression = f"[{expression} for {axis} in range({n})]"
     return expression

@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from turbofno.models.zoo.pde import darcy
-from turbofno_client import Client  # without the checkout: pip install turbofno; turbofno_client
+from turbofno_client import Client
 
 URL = os.environ.get("TUTORIAL_URL", "http://127.0.0.1:8080")
 OUT = Path(os.environ.get("TUTORIAL_OUT", "."))

@@ -39,6 +39,8 @@ _EPS = {"UnitGaussianNormalizer": 1e-7, "Normalizer": 1e-6}
 _STATE_DICT_EPS = 1e-7
 # Below it, an eps of 1e-5 changes std by more than a hundredth.
 _SMALL_STD = 1e-3
+# Share of std that rounding to float32 may take before the report warns.
+_ROUNDED = 1e-3
 _ONE = torch.ones(1)
 _MAX_DEPTH = 8
 _MAX_LEAVES = 10_000
@@ -182,6 +184,11 @@ def normalizing(
             if flat and grid is not None and len(grid) == arch.n_dim:
                 tensor = _unflattened(tensor, channels, grid, given.source)
             shaped[f"{side}_{name}"] = _channels_first(tensor, channels, arch.n_dim, given.source)
+    assumptions += tuple(
+        _about_rounding(scaling.source, shaped[f"{side}_mean"], shaped[f"{side}_std"])
+        for side, scaling in sides.items()
+    )
+    assumptions = tuple(filter(None, assumptions))
     shapes = {tuple(tensor.shape[1:]) for tensor in shaped.values()}
     points = tuple(map(max, zip(*shapes, strict=True)))
     if set(points) == {1}:
@@ -289,6 +296,19 @@ def _about_eps(eps: float, std: Tensor, source: str) -> str:
     return (
         f"{line}. WARNING: std is as small as {smallest:.2g}, so the result depends on eps: the original scripts use "
         "1e-5, neuraloperator 1e-7"
+    )
+
+
+def _about_rounding(source: str, mean: Tensor, std: Tensor) -> str:
+    """A warning if values in float32, which have 24 bits, are coarse against std; else empty."""
+    sizes = [values.flatten(1).square().mean(1).sqrt() for values in (mean, std)]
+    ratio = float((sizes[0] / sizes[1]).max())
+    rounded = ratio * 2.0**-24
+    if rounded < _ROUNDED:
+        return ""
+    return (
+        f"{source}: WARNING: the mean is {ratio:.2g} times std. Fields are sent and computed in float32, which rounds such "
+        f"values by up to {rounded:.2g} std: send differences from a reference value, with the mean of those"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,6 +77,13 @@ def grid_limits(config: ModelConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The minimum and maximum number of points on each axis."""
     needed = config.architecture.smallest_input
     return tuple(map(max, config.grid.minimum, needed)), config.grid.maximum
+
+
+def answered_grid(grid: tuple[int, ...], config: ModelConfig) -> tuple[int, ...]:
+    """The grid of the network's output for an input on `grid`: another one if its layers change the resolution."""
+    for scales in config.architecture.resolution_scaling:
+        grid = tuple(round(n * scale) for n, scale in zip(grid, scales, strict=True))
+    return grid
 
 
 def check_shape(
@@ -333,11 +340,34 @@ def check_finite(
         )
 
 
+class Beyond(NamedTuple):
+    """The first value of a batch that is beyond a physical bound of its channel."""
+
+    field: int
+    channel: Channel
+    point: list[int]
+    value: float
+    words: str
+    """The bound in words: at least, above, at most, below."""
+    bound: float
+
+
 def check_bounds(fields: Fields, channels: Sequence[Channel]) -> None:
     """Raise InvalidField if a value of [batch, channels, *grid] is beyond its channel's physical bounds.
 
     The values must be finite. The message names the first place.
     """
+    found = first_beyond(fields, channels)
+    if found is not None:
+        unit = "" if found.channel.units == "1" else f" {found.channel.units}"
+        raise InvalidField(
+            f"field {found.field}, channel '{found.channel.name}', grid point {found.point} is {found.value:g}{unit}, "
+            f"expected {found.words} {found.bound:g}{unit}, the physical bound: check sign and units"
+        )
+
+
+def first_beyond(fields: Fields, channels: Sequence[Channel]) -> Beyond | None:
+    """The first value of [batch, channels, *grid] that is beyond its channel's physical bounds."""
     for index, channel in enumerate(channels):
         for bound, words, beyond in (
             (channel.minimum, "at least", np.less),
@@ -352,11 +382,8 @@ def check_bounds(fields: Fields, channels: Sequence[Channel]) -> None:
             if wrong.any():
                 where = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
                 field, *point = (int(i) for i in where)
-                unit = "" if channel.units == "1" else f" {channel.units}"
-                raise InvalidField(
-                    f"field {field}, channel '{channel.name}', grid point {point} is {values[where]:g}{unit}, "
-                    f"expected {words} {bound:g}{unit}, the physical bound: check sign and units"
-                )
+                return Beyond(field, channel, point, float(values[where]), words, bound)
+    return None
 
 
 def _rank(shape: Sequence[int]) -> str:

@@ -12,6 +12,7 @@ from turbofno.service.codec.fields import (
     OUTPUT,
     Array,
     Form,
+    answered_grid,
     check_dtype,
     check_finite,
     fields_from_arrays,
@@ -65,9 +66,8 @@ def vjp_from_arrays(
     }
     others = {name: array for name, array in arrays.items() if name not in given}
     fields, form = fields_from_arrays(others, config, max_fields=max_fields)
-    grid = answered = fields.shape[2:]
-    for scales in config.architecture.resolution_scaling:
-        answered = tuple(round(n * scale) for n, scale in zip(answered, scales, strict=True))
+    grid = fields.shape[2:]
+    answered = answered_grid(grid, config)
     if answered != grid:
         raise NotDifferentiable(
             f"model {config.name!r} has no gradient: its output has the grid {list(answered)} for an input on "

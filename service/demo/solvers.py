@@ -135,10 +135,12 @@ def _draw_darcy(seed: int, n: int, values: Values) -> Tensor:
 
 
 def _nearest_finer(a: Tensor, n: int) -> Tensor:
-    """Nearest-neighbour interpolation: the field has two values, and none between them."""
-    old = a.shape[-1] - 1
-    nearest = torch.floor(torch.arange(n) * old / (n - 1) + 0.5).long()
-    return a[..., nearest, :][..., nearest]
+    """Nearest-neighbour interpolation, as the field jumps; midway, the mean, because one of both nodes would shift the field."""
+    place = torch.arange(n, dtype=torch.float64) * (a.shape[-1] - 1) / (n - 1)
+    below, above = torch.ceil(place - 0.5).long(), torch.floor(place + 0.5).long()
+    for axis in (-2, -1):
+        a = (a.index_select(axis, below) + a.index_select(axis, above)) / 2
+    return a
 
 
 def _draw_navier_stokes(seed: int, n: int, values: Values) -> Tensor:

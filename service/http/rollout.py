@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from turbofno.service.answer_warnings import FrameWarnings, of_horizon
-from turbofno.service.codec.fields import OUTPUT, Form, FrameTrust
+from turbofno.service.codec.fields import OUTPUT, Form, FrameTrust, answered_grid
 from turbofno.service.codec.negotiate import CODECS, JSON, Codec, codec_for_answer, codec_for_body
 from turbofno.service.engine.interface import (
     Fields,
@@ -19,7 +19,7 @@ from turbofno.service.engine.interface import (
     status_of,
     unread_bytes,
 )
-from turbofno.service.errors import BadRequest, NotRollable, PayloadTooLarge
+from turbofno.service.errors import BadRequest, BlowUp, NotRollable, PayloadTooLarge
 from turbofno.service.http import openapi
 from turbofno.service.http.call import Call, Operation, Reply
 from turbofno.service.http.frame_stream import (
@@ -123,17 +123,34 @@ def _check(call: Call, start: int, last: int) -> None:
             f"a rollout may run {most} steps ({env_name('max_rollout_steps')}), this one asks for "
             f"{last - start}: run it in parts, each from the last frame of the one before (start=)"
         )
+    why = _why_not(config)
+    if why is not None:
+        raise _not_rollable(config, why)
+
+
+def _why_not(config: ModelConfig) -> str | None:
+    """The reason why the model's output is not its next input, in which output channel k is input channel k; or None."""
+    if config.time_step is None:
+        return "its configuration gives no time_step"
     names = [[channel.name for channel in side] for side in (config.inputs, config.outputs)]
-    if config.time_step is None or len(names[0]) != len(names[1]):
-        why = (
-            "its configuration gives no time_step"
-            if config.time_step is None
-            else f"its outputs {names[1]} are not its inputs {names[0]}"
-        )
-        raise NotRollable(
-            f"model {config.name!r} cannot be rolled out: {why}; use :predict, or a model whose output is its "
-            "next input"
-        )
+    if len(names[0]) != len(names[1]):
+        return f"its outputs {names[1]} are not its inputs {names[0]}"
+    pairs = list(zip(config.inputs, config.outputs, strict=True))
+    # A state may have other names after the step, but not those of other channels.
+    if any(before.name != after.name and after.name in names[0] for before, after in pairs):
+        return f"its outputs {names[1]} are not its inputs {names[0]} in this order"
+    for before, after in pairs:
+        # "1", the default, may stand for units that are not given
+        if "1" not in (before.units, after.units) and before.units != after.units:
+            return f"its output {after.name!r} is in {after.units}, its input {before.name!r} in {before.units}"
+    return None
+
+
+def _not_rollable(config: ModelConfig, why: str) -> NotRollable:
+    return NotRollable(
+        f"model {config.name!r} cannot be rolled out: {why}; use :predict, or a model whose output is its "
+        "next input"
+    )
 
 
 OPERATIONS: list[Operation] = []
@@ -160,6 +177,12 @@ async def rollout(call: Call) -> Reply:
     fields, form = await read_fields(call, parameters.reader)
     if not len(fields):
         raise BadRequest("a rollout needs at least one field")
+    grid = fields.shape[2:]
+    answered = answered_grid(grid, config)
+    if answered != grid:
+        raise _not_rollable(
+            config, f"its output has the grid {list(answered)} for an input on {list(grid)}"
+        )
     call.fields = len(fields)
     job = RolloutRequest(
         engine_request(call, fields, parameters.seconds),
@@ -167,7 +190,6 @@ async def rollout(call: Call) -> Reply:
         start=parameters.start,
         every=parameters.every,
     )
-    grid = fields.shape[2:]
     known = served.warnings(grid).of_grids + of_horizon(config, parameters.last)
     warnings = count_warnings(call, known)
     frame_warnings = FrameWarnings(config, grid)
@@ -192,12 +214,16 @@ async def rollout(call: Call) -> Reply:
         # An error before the first piece is still sent as an ordinary error.
         return Reply(200, headers, (await anext(events),), events)
     _hold_frames(call, job, writer)
-    async with aclosing(engine.rollout(job)) as progress:
-        frames = [one async for one in progress if one.fields is not None]
+    try:
+        async with aclosing(engine.rollout(job)) as progress:
+            frames = [one async for one in progress if one.fields is not None]
+    except BlowUp as error:
+        message = f"{error.message}; only a stream gives the frames before that step"
+        raise BlowUp(message, step=error.step, reason=error.reason) from None
     stack = np.stack([one.fields for one in frames if one.fields is not None])
+    warnings = (*warnings, *(text for frame in frames for text in warnings_of(frame)))
     for one in frames:
         one.fields = None
-    warnings = (*warnings, *(text for frame in frames for text in warnings_of(frame)))
     trust = _trust_of(frames)
     trust_status = served.why_no_trust(dict.fromkeys(trust, ()))
     status = status_of(config, engine)

@@ -53,7 +53,7 @@ _SAMPLER = tuple(
         "a parameter of the sampler, which the model's description lists with its range",
         {"type": "number"},
         "a number",
-        str,
+        float,
     )
     for name in sorted(PARAMETER_NAMES)
 )
@@ -153,9 +153,7 @@ def _sample_job(call: Call, given: Mapping[str, Any], *, steps: int = 0) -> Job:
     shape = [1, config.architecture.in_channels, *[points] * config.architecture.n_dim]
     check_shape(shape, config, max_fields=1, name="grid")
     try:
-        parameters = {
-            name: float(given[name]) for name in PARAMETER_NAMES if given[name] is not None
-        }
+        parameters = {name: given[name] for name in PARAMETER_NAMES if given[name] is not None}
         values = complete(parameters_of(config.pde) or (), parameters)
     except ValueError as error:
         raise BadRequest(str(error)) from None

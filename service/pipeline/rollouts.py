@@ -359,7 +359,7 @@ def _blow_up(step: int, excess: NDArray[np.float32]) -> BlowUp:
         limit = "the value range in the model's statistics allows"
         reason, why = "energy", f"its energy is {worst:.3g} times the most that {limit}"
     return BlowUp(
-        f"field {field} (counted from 0) blew up at step {step}: {why}; only a stream gives the frames before that step",
+        f"field {field} (counted from 0) blew up at step {step}: {why}",
         step=step,
         reason=reason,
     )

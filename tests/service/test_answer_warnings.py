@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from tests.service.tiny import tiny_config
-from turbofno.models.core.config import ModelConfig, read_config
+from turbofno.models.core.config import Channel, ModelConfig, read_config
 from turbofno.models.zoo import TRAINED
 from turbofno.service.answer_warnings import (
+    BOUNDS,
     HORIZON,
     REASONS,
     AnswerWarnings,
@@ -28,7 +30,7 @@ def test_every_reason_of_a_prediction_has_its_text(flow: ModelConfig) -> None:
     trust = {"input_distance": (0.5, 9.0), "residual": (0.5, 0.6)}
     found = AnswerWarnings(flow, (32, 32)).of_prediction(trust)
     assert [one.reason for one in found] == ["grid", "input_distance", "residual"]
-    assert set(REASONS) == {*(one.reason for one in found), HORIZON}
+    assert set(REASONS) == {*(one.reason for one in found), HORIZON, BOUNDS}
     _, distance, residual = (one.text for one in found)
     assert distance.startswith(
         "input_distance 9 of field 1 is above 1.06, which only 1 in 1000 fields"
@@ -84,3 +86,20 @@ def test_a_reason_is_reported_with_its_first_frame(flow: ModelConfig) -> None:
     (second,) = some.of(Frame(3, None, {"residual": (0.6,), "input_distance": (3.0,)}))
     assert second.reason == "input_distance"
     assert some.of(Frame(4)) == ()
+
+
+def test_a_state_beyond_the_bounds_of_the_input_warns_with_its_first_frame() -> None:
+    """:predict refuses such an input; in a rollout the network is given it at the next step."""
+    config = tiny_config()
+    density = Channel(name="rho", units="kg/m\u00b3", exclusive_minimum=0.0)
+    some = FrameWarnings(config.model_copy(update={"inputs": (density,)}), (16,))
+    state = np.ones((2, 1, 16), np.float32)
+    assert some.of(Frame(1, state)) == ()
+    state[1, 0, 3] = -2.0
+    assert some.of(Frame(2)) == ()
+    (one,) = some.of(Frame(3, state))
+    assert one.reason == BOUNDS
+    assert one.text == (
+        "step 3: field 1, channel 'rho', grid point [3] is -2, expected above 0, the physical bound"
+    )
+    assert some.of(Frame(4, state)) == ()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from tests.service.tiny import tiny_config
+from turbofno.models.core.config import Normalization, read_config
+from turbofno.models.zoo import TRAINED
 from turbofno.service.banner import banner
 
 
@@ -16,3 +18,29 @@ def test_a_description_of_several_lines_stays_one_comment() -> None:
 def test_the_banner_names_the_page_if_it_is_served() -> None:
     assert "http://x/ui)" in banner("http://x", [], page=True)
     assert "/ui" not in banner("http://x", [], page=False)
+
+
+def test_a_wave_is_like_the_training_data_as_far_as_it_is_known() -> None:
+    """On the training grid, if it is small, and with the mean and deviation that the network is normalised by."""
+    config = tiny_config()
+    normalised = config.model_copy(
+        update={
+            "normalization": Normalization(
+                input_mean=(300.0,),
+                input_std=(10.0,),
+                output_mean=(0.0, 0.0),
+                output_std=(1.0, 1.0),
+            )
+        }
+    )
+    for model, wave in ((config, "[sin("), (normalised, "[300 + 10*sin(")):
+        command = banner("http://x", [model], page=False).split("\n")[3]
+        assert f"{wave}2*pi*i/16) for i in range(16)]" in command
+
+
+def test_with_api_keys_the_commands_send_one() -> None:
+    models = [tiny_config(), read_config(TRAINED / "burgers-1d" / "config.json")]
+    for page in (True, False):
+        text = banner("http://x", models, page=page, keys=True)
+        assert text.count("curl -sS") == text.count('-H "Authorization: Bearer $TURBOFNO_API_KEY"')
+        assert text.count("curl -sS") == (3 if page else 2)

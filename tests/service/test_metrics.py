@@ -123,7 +123,7 @@ def test_counters_of_a_model_exist_before_anything_happens() -> None:
     metrics.registry.register(TritonMetrics(metrics))
     metrics.serve("m", "1")
     labels = {"model": "m", "version": "1"}
-    for reason in ("grid", "horizon", "input_distance", "residual"):
+    for reason in ("bounds", "grid", "horizon", "input_distance", "residual"):
         assert read("turbofno_prediction_warnings_total", {**labels, "reason": reason}) == 0
     assert read("turbofno_rejections_total", {"reason": "queue_full", "model": "m"}) == 0
     for name in ("fields", "gradients", "rollout_steps", "out_of_memory_splits"):

@@ -164,7 +164,7 @@ def test_a_signal_above_its_threshold_warns_in_every_form_and_is_counted(
     path = "/v1/models/tiny-warned:predict"
     both = np.concatenate([good, bad, good])
     with serving(repository, tmp_path / "log", "--max-batch-size", "2") as client:
-        zeros = dict.fromkeys(("grid", "horizon", *NAMES), 0.0)
+        zeros = dict.fromkeys(("bounds", "grid", "horizon", *NAMES), 0.0)
         assert counts(client.get("/metrics").text, "tiny-warned") == zeros
         quiet = client.post(path, json={"inputs": {"input": good.tolist()}})
         assert "warnings" not in quiet.json()

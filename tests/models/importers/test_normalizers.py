@@ -212,6 +212,29 @@ def test_eps_of_a_state_dict_is_an_assumption(how: str, eps: float, tmp_path: Pa
     assert ("eps 1e-05 added" in read.lines[0]) == (given is not None)
 
 
+@pytest.mark.parametrize(
+    ("mean", "std", "rounded"),
+    [(101325.0, 500.0, ""), (101325.0, 0.5, "0.012"), (0.0, 1e-9, ""), (-300.0, 1e-3, "0.018")],
+)
+def test_a_mean_too_large_for_float32_is_reported(mean: float, std: float, rounded: str) -> None:
+    """Normalised values lose that many digits between the client and the network."""
+    x = mean + std * torch.randn(1000, dtype=torch.float64)
+    lost = ((x.float().double() - x).abs() / std).max()
+    assert float(lost) <= (float(rounded) if rounded else 1e-3) * 1.01
+    read = normalizing({"input": constant((0.0, mean), (1.0, std), "--input-mean")}, ARCH)
+    warned = [line for line in read.assumptions if "WARNING" in line]
+    assert len(warned) == bool(rounded)
+    assert all(f"rounds such values by up to {rounded} std" in line for line in warned)
+
+
+def test_a_point_that_does_not_vary_is_not_reported(tmp_path: Path) -> None:
+    x = torch.randn(20, *GRID, 2) + 1
+    x[:, 0] = 1.0
+    torch.save(UnitGaussianNormalizer(x), tmp_path / "x.pt")
+    read = normalizing(read_normalizer(tmp_path / "x.pt", "input"), ARCH)
+    assert not read.assumptions
+
+
 def test_an_eps_in_the_file_is_no_assumption(tmp_path: Path) -> None:
     torch.save(fitted(2, 1e-2), tmp_path / "x.pt")
     read = normalizing(read_normalizer(tmp_path / "x.pt", "input"), ARCH)

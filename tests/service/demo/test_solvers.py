@@ -21,7 +21,13 @@ from turbofno.models.zoo.problems import (
 )
 from turbofno.models.zoo.train import relative_l2
 from turbofno.service.demo.sample_parameters import complete, parameters_of
-from turbofno.service.demo.solvers import STREAM, NoSolver, _periodic_finer, solver_for
+from turbofno.service.demo.solvers import (
+    STREAM,
+    NoSolver,
+    _nearest_finer,
+    _periodic_finer,
+    solver_for,
+)
 
 if TYPE_CHECKING:
     from turbofno.models.core.config import PDE
@@ -140,3 +146,19 @@ def test_other_problems_and_shapes_are_refused() -> None:
         solver_for(BURGERS.pde.model_copy(update={"parameters": (nu,)}))
     with pytest.raises(ValueError, match=r"same number of points on each axis, got \[64, 48\]"):
         solver_for(NAVIER_STOKES.pde).solve(torch.zeros(1, 64, 48))
+
+
+def test_a_smooth_permeability_is_solved_in_its_place() -> None:
+    """With six of the solver's intervals for one of the field's, a node is midway between two of the field's."""
+
+    def permeability(points: int) -> torch.Tensor:
+        x = torch.linspace(0, 1, points, dtype=torch.float64)
+        return (1 + 11 * x)[None, :, None].expand(1, points, points)
+
+    solved = solver_for(DARCY.pde).solve(permeability(71))
+    assert relative_l2(solved, darcy.subsample(darcy.solve(permeability(421)), 71)) < 1e-3
+
+
+def test_a_permeability_of_two_values_keeps_them() -> None:
+    a = torch.where(torch.rand(1, 85, 85) > 0.5, 12.0, 3.0).double()
+    assert set(_nearest_finer(a, 421).unique().tolist()) == {3.0, 12.0}

@@ -20,6 +20,7 @@ from tests.draws import generator
 from tests.service.http.fake_engine import FakeEngine
 from tests.service.http.live import connected, served
 from tests.service.tiny import rollable_config, tiny_config
+from turbofno.models.core.config import Channel
 from turbofno.service.app import create_app
 from turbofno.service.errors import BlowUp as ServerBlowUp
 from turbofno.service.errors import QueueFull, Unavailable
@@ -29,6 +30,8 @@ from turbofno_client import AsyncClient, BlowUp, ConnectionFailed, ServerError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+
+    from turbofno.models.core.config import ModelConfig
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -44,8 +47,10 @@ def npy(array: np.ndarray[Any, Any]) -> bytes:
 
 
 @asynccontextmanager
-async def serving(**settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, FakeEngine]]:
-    engine = FakeEngine(rollable_config(), tiny_config())
+async def serving(
+    *models: ModelConfig, **settings: Any
+) -> AsyncIterator[tuple[httpx.AsyncClient, FakeEngine]]:
+    engine = FakeEngine(*models, rollable_config(), tiny_config())
     app = create_app(Settings(**settings), engine=engine)
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
@@ -60,10 +65,12 @@ def post(
     sent: str = NPY,
     path: str = PATH,
     error: Exception | None = None,
+    model: ModelConfig | None = None,
     **settings: Any,
 ) -> httpx.Response:
     async def run() -> httpx.Response:
-        async with serving(**settings) as (client, engine):
+        models = () if model is None else (model,)
+        async with serving(*models, **settings) as (client, engine):
             engine.error = error
             headers = {"Content-Type": sent} | ({"Accept": accept} if accept else {})
             return await client.post(f"{path}?{query}", content=body, headers=headers)
@@ -175,6 +182,101 @@ def test_only_autoregressive_models_are_rolled_out() -> None:
     assert "time_step" in response.json()["detail"]
 
 
+def stepping(inputs: dict[str, str], outputs: dict[str, str]) -> ModelConfig:
+    """tiny-steps: channels by name with their units, one axis, a time step."""
+    known = rollable_config()
+    sides = [
+        tuple(Channel(name=name, units=units) for name, units in side.items())
+        for side in (inputs, outputs)
+    ]
+    channels = {"in_channels": len(inputs), "out_channels": len(outputs)}
+    architecture = known.architecture.model_copy(update=channels)
+    return known.model_copy(
+        update={
+            "name": "tiny-steps",
+            "inputs": sides[0],
+            "outputs": sides[1],
+            "architecture": architecture,
+        }
+    )
+
+
+U_V = {"u": "1", "v": "1"}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "words"),
+    [
+        (
+            {"v": "1", "u": "1"},
+            "its outputs ['v', 'u'] are not its inputs ['u', 'v'] in this order",
+        ),
+        (
+            {"v": "1", "w": "1"},
+            "its outputs ['v', 'w'] are not its inputs ['u', 'v'] in this order",
+        ),
+        ({"u": "1"}, "its outputs ['u'] are not its inputs ['u', 'v']"),
+        ({"u": "m/s", "v": "degC"}, "its output 'v' is in degC, its input 'v' in K"),
+        ({"u": "m/s", "v": "K"}, ""),
+        (U_V, ""),
+        ({"u1": "1", "v1": "1"}, ""),
+    ],
+)
+@pytest.mark.parametrize("accept", [FRAMES, NPY])
+def test_a_model_whose_outputs_are_not_its_inputs_in_order_is_not_rolled_out(
+    outputs: dict[str, str], words: str, accept: str
+) -> None:
+    """Output channel k is input channel k of the next step, whatever its name."""
+    model = stepping({"u": "1", "v": "K"} if "degC" in words else U_V, outputs)
+    body = npy(np.zeros((1, 2, 16), "f4"))
+    answer = post(path="/v1/models/tiny-steps:rollout", model=model, body=body, accept=accept)
+    if not words:
+        assert answer.status_code == 200, answer.text
+        return
+    assert answer.status_code == 422, answer.status_code
+    assert answer.json()["type"].endswith("not-rollable")
+    assert words in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("scales", "points", "status"),
+    [((2.0,), 16, 422), ((2.0, 0.5), 16, 200), ((0.5, 2.0), 15, 422)],
+)
+def test_a_model_that_changes_the_resolution_is_not_rolled_out(
+    scales: tuple[float, ...], points: int, status: int
+) -> None:
+    known = rollable_config()
+    layers = {"resolution_scaling": tuple((scale,) for scale in scales), "n_layers": len(scales)}
+    architecture = known.architecture.model_copy(update=layers)
+    model = known.model_copy(update={"name": "tiny-scaled", "architecture": architecture})
+    body = npy(np.zeros((1, 1, points), "f4"))
+    answer = post(path="/v1/models/tiny-scaled:rollout", model=model, body=body, accept=FRAMES)
+    assert answer.status_code == status
+    if status == 422:
+        assert answer.json()["type"].endswith("not-rollable")
+        assert f"for an input on [{points}]" in answer.json()["detail"]
+
+
+def test_frames_beyond_the_physical_bounds_of_the_input_warn() -> None:
+    known = stepping({"u": "1"}, {"u": "1"})
+    bounded = (known.inputs[0].model_copy(update={"maximum": 1.5}),)
+    model = known.model_copy(update={"inputs": bounded})
+    body = npy(np.zeros((1, 1, 16), "f4"))
+    path, text = (
+        "/v1/models/tiny-steps:rollout",
+        "step 2: field 0, channel 'u', grid point [0] is 2",
+    )
+    whole = post(path=path, model=model, body=body)
+    assert text in whole.headers["x-warning"]
+    found = [
+        event
+        for event, _ in records(post(path=path, model=model, body=body, accept=FRAMES).content)
+    ]
+    warned = [event["step"] for event in found if "warnings" in event]
+    assert warned == [2]
+    assert "x-warning" not in post("steps=1", path=path, model=model, body=body).headers
+
+
 def test_a_too_large_answer_is_refused_but_can_be_streamed() -> None:
     small = {"max_inflight_bytes": 9 << 20, "max_body_bytes": 1 << 20, "max_json_bytes": 1 << 20}
     body = npy(np.zeros((600, 1, 64), "f4"))
@@ -195,6 +297,7 @@ def test_a_blow_up_ends_a_stream_and_fails_an_unstreamed_answer() -> None:
     refused = post(error=BLOWN)
     assert refused.status_code == 422
     assert refused.json()["type"].endswith("blow-up")
+    assert refused.json()["detail"] == f"{BLOWN}; only a stream gives the frames before that step"
 
 
 def test_a_failure_within_a_stream_states_the_last_good_step() -> None:

@@ -94,7 +94,7 @@ def test_a_sample_and_its_solution_in_every_form() -> None:
         ("GET", "burgers/sample?grid=65", 422, "allowed are 8 to 64"),
         ("GET", "burgers/sample?tau=1000", 400, "is 1000, expected a number from 2 to 15"),
         ("GET", "burgers/sample?tau=nan", 400, "is nan, expected a number from 2 to 15"),
-        ("GET", "burgers/sample?tau=x", 400, "could not convert string to float: 'x'"),
+        ("GET", "burgers/sample?tau=x", 400, "query parameter 'tau' is 'x', expected a number"),
         ("GET", "burgers/sample?high=9", 400, "no parameter 'high'"),
         ("GET", "burgers/sample?Tau=5", 400, "unknown query parameter 'Tau'"),
         ("GET", "burgers/sample?seed=-1", 400, "'seed'"),
