@@ -36,7 +36,7 @@ class Outcome:
     due: float
     done: float = 0.0
     status: int = 0
-    """HTTP status. 0: connection lost or no answer in time. NEVER_SENT: no connection was free."""
+    """HTTP status. 0: connection lost or no answer in time. NEVER_SENT: no connection was free in time."""
     body: bytes = b""
 
 
@@ -229,9 +229,9 @@ async def open_loop(
 ) -> tuple[Load, float]:
     """Load of requests at random (Poisson) times, `rate` a second on average, independent of answers.
 
-    Answers of the first `warm_up` seconds do not count. Time that a request waits for a free connection counts. Also returns
-    the p99 in milliseconds of the generator's own delay: between the due time and the sending of requests that found a
-    connection free.
+    What happens in the first `warm_up` seconds does not count. Time that a request waits for a free connection counts; those
+    that wait at the end are still sent. Also returns the p99 in milliseconds of the generator's own delay: between the due
+    time and the sending of requests that found a connection free.
     """
     outcomes: list[Outcome] = []
     free: deque[Connection] = deque()
@@ -258,17 +258,17 @@ async def open_loop(
         while free and not free[0].open:
             free.popleft()
         if free:
-            late.append(time.perf_counter() - due)
+            if due >= end - seconds:
+                late.append(time.perf_counter() - due)
             free.popleft().send(target.requests[outcome.question], outcome)
         else:
             waiting.append(outcome)
         if len(outcomes) % 8 == 0:
             # Above the server's capacity the generator is always late and never sleeps; let it read answers.
             await asyncio.sleep(0)
+    await _finish(outcomes, end, pool)
     for outcome in waiting:
         outcome.done, outcome.status = time.perf_counter(), NEVER_SENT
-    waiting.clear()
-    await _finish(outcomes, end, pool)
     lateness = sorted(late)[int(0.99 * len(late))] * 1e3 if late else 0.0
     return _judge(target, outcomes, seconds, end), lateness
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -55,8 +56,7 @@ class Form:
         return (channels,) if self.channel_axis or channels > 1 else ()
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseData:
+class ResponseData(msgspec.Struct, frozen=True):
     """The content of a response, before it is encoded."""
 
     model: str
@@ -66,7 +66,7 @@ class ResponseData:
     """Output channel name -> physical units."""
     backend: str
     precision: str
-    trust: FieldTrust | FrameTrust = field(default_factory=dict)
+    trust: FieldTrust | FrameTrust = msgspec.field(default_factory=dict)
     trust_status: str = ""
     """The reason why there are no trust signals, if there are none."""
     warnings: tuple[str, ...] = ()

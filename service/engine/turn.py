@@ -1,4 +1,4 @@
-"""Predictions asked for in one turn of the event loop, which an engine takes together."""
+"""Predictions asked for in one turn of the event loop, or in a millisecond, which an engine takes together."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ W = TypeVar("W")
 
 logger = logging.getLogger(__name__)
 
+PATIENCE_SECONDS = 0.001
+"""Time for which a patient request waits for others. The event loop's timers are no finer."""
+
 
 class Asked(msgspec.Struct, Generic[W], eq=False):
     """A prediction that a caller waits for."""
@@ -34,17 +37,24 @@ class Turn(Generic[W]):
         """`take` gets those of a turn that nobody has cancelled; it sets their `work`, and later their outcomes."""
         self._take, self._cancel = take, cancel
         self._asked: list[Asked[W]] = []
+        self._patience: asyncio.TimerHandle | None = None
+        """Calls `end`, if the first of them is patient."""
         self.fields_awaited = 0
         """Number of fields for which callers wait."""
 
-    async def ask(self, request: PredictRequest, *, at_once: bool = False) -> PredictResult:
+    async def ask(
+        self, request: PredictRequest, *, at_once: bool = False, patient: bool = False
+    ) -> PredictResult:
         """Return the outcome of a request, or raise it. Cancelling this cancels its work.
 
-        `at_once` takes it, and those before it, without waiting for the turn's end.
+        `at_once` takes it, and those before it, without waiting for the turn's end; a `patient` one waits for later turns too.
         """
         loop = asyncio.get_running_loop()
         asked: Asked[W] = Asked(request, loop.create_future())
-        if not (self._asked or at_once):
+        if patient:
+            if not self._asked:
+                self._patience = loop.call_later(PATIENCE_SECONDS, self.end)
+        elif not at_once and (self._patience or not self._asked):
             loop.call_soon(self.end)
         self._asked.append(asked)
         size = len(request.fields)
@@ -64,6 +74,9 @@ class Turn(Generic[W]):
 
     def end(self) -> None:
         """Take the requests so far: at the turn's end, or before something that concerns them, or if no other can come."""
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
         asked, self._asked = self._asked, []
         wanted = [one for one in asked if not one.outcome.done()]
         if not wanted:

@@ -16,7 +16,7 @@ JSON_BYTES = 256 * 1024
 BINARY_BYTES = 1024 * 1024
 """Longer binary bodies (about 0.5 ms of copies and checks) are processed off the event loop."""
 TENSOR_BYTES = 2 * 1024 * 1024
-"""The same for tensors of the Open Inference Protocol, which are not copied."""
+"""The same for bodies whose fields are used where they lie, without a copy."""
 
 _JSON_NUMBER_BYTES = 10
 """Approximate length of a float32 in JSON."""

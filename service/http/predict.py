@@ -13,7 +13,13 @@ from turbofno.service.http import openapi
 from turbofno.service.http.body import read_body
 from turbofno.service.http.call import Bytes, Call, Headers, Operation, Reply
 from turbofno.service.http.inference import count_warnings, run_model
-from turbofno.service.http.offload import BINARY_BYTES, JSON_BYTES, heavy_to_encode, offload
+from turbofno.service.http.offload import (
+    BINARY_BYTES,
+    JSON_BYTES,
+    TENSOR_BYTES,
+    heavy_to_encode,
+    offload,
+)
 from turbofno.service.http.parameters import PRIORITY, Parameter, seconds_allowed
 from turbofno.service.http.route import route
 from turbofno.service.http.trust import TRUST_HEADER, trust_headers
@@ -180,7 +186,9 @@ async def read_arrays(
     call: Call, codec: Codec, decode: Callable[[memoryview, Codec, Served, int], tuple[Fields, T]]
 ) -> tuple[Fields, T]:
     """Read the body and `decode` it into fields, whose bytes the request then holds. Raises as read_body and `decode` do."""
-    setting, light = "max_body_bytes", BINARY_BYTES
+    setting = "max_body_bytes"
+    # Fields that are used where they lie are not copied.
+    light = BINARY_BYTES if call.aligned_at is None else TENSOR_BYTES
     if codec is JSON:
         setting, light = "max_json_bytes", JSON_BYTES
     limit = getattr(call.context.settings, setting)

@@ -21,7 +21,7 @@ from turbofno.service.engine.turn import Asked, Turn
 from turbofno.service.errors import InferenceFailed, ServiceError, Unavailable
 from turbofno.service.processes import messages
 from turbofno.service.processes.channel import Channel
-from turbofno.service.processes.joining import alike, join, part_of
+from turbofno.service.processes.joining import MOST_BYTES, alike, join, part_of
 from turbofno.service.processes.rollout_ring import copy_completely
 
 if TYPE_CHECKING:
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
     from turbofno.models.core.config import ModelConfig
     from turbofno.service.processes.memory import SlotMemory
+
+
+_ENOUGH = 8
+"""Requests at the engine with which it has enough to do: a further small one waits for others, since a message costs the engine
+as much as a dozen fields."""
 
 
 class _Pending(NamedTuple):
@@ -88,10 +93,12 @@ class EngineLink:
     def predict(self, request: PredictRequest) -> Coroutine[Any, Any, PredictResult]:
         """Send a request at the end of this turn of the event loop, joined with those like it (see `joining.join`).
 
+        While the engine has enough to do, a small one waits for others, at most a millisecond.
         Cancelling drops work not yet started; of joined requests, once all are cancelled. Raises as Engine.predict.
         """
         self._refuse_if_dead()
-        return self._turn.ask(request)
+        busy = len(self._pending) >= _ENOUGH
+        return self._turn.ask(request, patient=busy and request.fields.nbytes <= MOST_BYTES)
 
     def _send_turn(self, turn: list[Asked[int]]) -> None:
         for several in alike(turn, self._most_joined):
@@ -214,6 +221,8 @@ class EngineLink:
                 case messages.QueueState():
                     self.queue = message
                     self._on_queue()
+        if len(self._pending) < _ENOUGH:
+            self._turn.end()
 
     def _settle_all(self, message: messages.Predicted) -> None:
         """Give each of the predictions that were joined its part of the result."""

@@ -28,8 +28,9 @@ class Taken:
         for one in asked:
             one.outcome.set_result(RESULT)
 
-    async def ask(self, *, at_once: bool = False) -> PredictResult:
-        return await self.turn.ask(PredictRequest("m", "1", FIELD, "id"), at_once=at_once)
+    async def ask(self, *, at_once: bool = False, patient: bool = False) -> PredictResult:
+        request = PredictRequest("m", "1", FIELD, "id")
+        return await self.turn.ask(request, at_once=at_once, patient=patient)
 
 
 @in_loop
@@ -64,3 +65,30 @@ async def test_an_error_of_taking_it_is_raised() -> None:
     with pytest.raises(ValueError, match="no memory"):
         await taken.ask(at_once=True)
     assert taken.turn.fields_awaited == 0
+
+
+@in_loop
+async def test_a_patient_request_waits_for_those_of_later_turns() -> None:
+    taken = Taken()
+    first = asyncio.ensure_future(taken.ask(patient=True))
+    await asyncio.sleep(0)
+    second = asyncio.ensure_future(taken.ask(patient=True))
+    await asyncio.sleep(0)
+    taken.turn.end()
+    await asyncio.gather(first, second)
+    assert taken.turns == [2]
+    await taken.ask(patient=True)
+    assert taken.turns == [2, 1], "alone it is taken in the end"
+
+
+@in_loop
+async def test_one_that_is_not_patient_takes_it_along() -> None:
+    taken = Taken()
+    first = asyncio.ensure_future(taken.ask(patient=True))
+    await asyncio.sleep(0)
+    second = asyncio.ensure_future(taken.ask())
+    await asyncio.sleep(0)
+    assert taken.turns == []
+    await asyncio.sleep(0)
+    assert taken.turns == [2]
+    await asyncio.gather(first, second)

@@ -15,6 +15,7 @@ import pytest
 from tests.service.processes.test_engine_link import Engine, linked
 from tests.service.tiny import rollable_config
 from tests.service.waiting import until
+from turbofno.service.engine import turn
 from turbofno.service.engine.interface import PredictRequest, PredictResult
 from turbofno.service.engine.turn import Asked
 from turbofno.service.errors import InvalidField, ServiceError, Unavailable
@@ -85,6 +86,37 @@ def test_each_gets_its_own_part() -> None:
             # The callback that runs now refers to the results.
             await asyncio.sleep(0)
             assert memory.used_bytes == 0
+
+    asyncio.run(main())
+
+
+def test_while_the_engine_is_busy_small_requests_wait_for_others_until_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turn, "PATIENCE_SECONDS", 10.0)
+
+    async def main() -> None:
+        engine = Doubler(hold=True)
+
+        def answer() -> None:
+            for request, outcome in engine.asked:
+                if not outcome.done():
+                    outcome.set_result(engine.result(request))
+
+        async with linked(engine) as (_, link, _):
+            asked = [asking(link, float(value)) for value in range(8)]
+            await until(lambda: len(engine.asked) == 2)
+            asked.append(asking(link, 8.0))
+            await asyncio.sleep(0.01)
+            asked.append(asking(link, 9.0))
+            await asyncio.sleep(0.01)
+            assert len(engine.asked) == 2
+            answer()
+            await until(lambda: len(engine.asked) == 3)
+            assert [one.request_id for one in engine.asked[2][0].joined] == ["id-8", "id-9"]
+            answer()
+            results = await asyncio.gather(*asked)
+            assert [result.fields[0, 0, 0] for result in results] == [2.0 * n for n in range(10)]
 
     asyncio.run(main())
 
