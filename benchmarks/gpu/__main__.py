@@ -146,7 +146,8 @@ def main() -> None:
     if arguments.quick:
         arguments.seconds /= 20
     require_gpu()
-    torch.manual_seed(0)  # an unlucky output map cancels, and multiplies the error of bfloat16 by 20
+    # one seed: an unlucky output map of a chain cancels, and multiplies the error of bfloat16 by 20
+    torch.manual_seed(0)
     # let cuDNN choose the fastest convolutions for the peer
     torch.backends.cudnn.benchmark = True
     where = machine(arguments.commit)
