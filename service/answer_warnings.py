@@ -1,17 +1,19 @@
-"""Warnings that a response may be worse than its model's card states: by its grids, trust signals, or states of a rollout."""
+"""Warnings that a response may be worse than its model's card states: by its grids, trust signals, values, or rollout length."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
 from turbofno.models.core.statistics import INPUT_DISTANCE, RESIDUAL
-from turbofno.service.codec.fields import first_beyond
+from turbofno.service.codec.fields import first_beyond, has_bounds
 from turbofno.service.codec.grids import grid_warnings
 
 if TYPE_CHECKING:
-    from turbofno.models.core.config import ModelConfig
+    from collections.abc import Sequence
+
+    from turbofno.models.core.config import Channel, ModelConfig
     from turbofno.service.codec.grids import Grid
-    from turbofno.service.engine.interface import Frame, Trust
+    from turbofno.service.engine.interface import Fields, Frame, Trust
 
 GRID, HORIZON, BOUNDS = "grid", "horizon", "bounds"
 REASONS = (GRID, INPUT_DISTANCE, RESIDUAL, HORIZON, BOUNDS)
@@ -46,6 +48,7 @@ class AnswerWarnings:
             [AnswerWarning(GRID, text) for text in grid_warnings(config, input_grid, output_grid)]
         )
         """A warning for each grid on which the model's error was not measured."""
+        self._bounded = config.outputs if has_bounds(config.outputs) else ()
         self._limits: list[tuple[str, float, str, str]] = []
         """Signal, its threshold, and the text for it: after the value, and the end."""
         statistics = config.statistics
@@ -57,9 +60,14 @@ class AnswerWarnings:
             end = f", which only 1 in {one_in} fields like the training data exceeds: {meaning}"
             self._limits.append((signal, limit, f" is above {limit:.3g}", end))
 
-    def of_prediction(self, trust: Trust) -> tuple[AnswerWarning, ...]:
-        """The warnings of a prediction with these signals."""
-        found = self.of_trust(trust)
+    @property
+    def reads_fields(self) -> bool:
+        """True if `of_prediction` looks at all values, as the output has physical bounds."""
+        return bool(self._bounded)
+
+    def of_prediction(self, trust: Trust, fields: Fields) -> tuple[AnswerWarning, ...]:
+        """The warnings of a prediction with these signals and output fields."""
+        found = [*self.of_trust(trust), *_of_bounds(fields, self._bounded)]
         return (*self.of_grids, *found) if found else self.of_grids
 
     def of_trust(self, trust: Trust) -> list[AnswerWarning]:
@@ -88,6 +96,19 @@ class AnswerWarnings:
                 text = f"{signal} {worst:.3g} of field {values.index(worst)}{above}{others}{end}"
             found.append(AnswerWarning(signal, text))
         return found
+
+
+def _of_bounds(fields: Fields, channels: Sequence[Channel]) -> tuple[AnswerWarning, ...]:
+    """A warning if a value is beyond its channel's physical bounds."""
+    found = first_beyond(fields, channels)
+    if found is None:
+        return ()
+    # without units, which a header may not be able to hold
+    text = (
+        f"field {found.field}, channel '{found.channel.name}', grid point {found.point} is {found.value:g}, expected "
+        f"{found.words} {found.bound:g}, the physical bound"
+    )
+    return (AnswerWarning(BOUNDS, text),)
 
 
 def of_horizon(config: ModelConfig, last: int) -> tuple[AnswerWarning, ...]:
@@ -124,12 +145,4 @@ class FrameWarnings:
         """A warning if the fields are beyond the bounds of the input that they are for the next step."""
         if frame.fields is None or BOUNDS in self._reported:
             return ()
-        found = first_beyond(frame.fields, self._inputs)
-        if found is None:
-            return ()
-        # without units, which a header may not be able to hold
-        text = (
-            f"field {found.field}, channel '{found.channel.name}', grid point {found.point} is {found.value:g}, expected "
-            f"{found.words} {found.bound:g}, the physical bound"
-        )
-        return (AnswerWarning(BOUNDS, text),)
+        return _of_bounds(frame.fields, self._inputs)

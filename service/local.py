@@ -105,7 +105,7 @@ def predict_local(
     if grid is not None:
         answer = from_network(answer, grid, config)
     (values,) = arrays_from_fields(answer, config, form).values()
-    warned = AnswerWarnings(config, input_grid, grid).of_prediction(trust)
+    warned = AnswerWarnings(config, input_grid, grid).of_prediction(trust, answer)
     return LocalPrediction(values, config, tuple(one.text for one in warned))
 
 

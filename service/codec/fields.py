@@ -340,6 +340,12 @@ def check_finite(
         )
 
 
+def has_bounds(channels: Sequence[Channel]) -> bool:
+    """True if a channel has a physical bound."""
+    bounds = ("minimum", "exclusive_minimum", "maximum", "exclusive_maximum")
+    return any(getattr(channel, bound) is not None for channel in channels for bound in bounds)
+
+
 class Beyond(NamedTuple):
     """The first value of a batch that is beyond a physical bound of its channel."""
 

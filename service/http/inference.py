@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from turbofno.service.codec.grids import OUTPUT_GRID, Grid, from_network, to_network
 from turbofno.service.engine.interface import Fields, PredictRequest, PredictResult
 from turbofno.service.errors import PayloadTooLarge
-from turbofno.service.http.offload import offload
+from turbofno.service.http.offload import heavy_to_encode, offload
 from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
 
-    from turbofno.service.answer_warnings import AnswerWarning
+    from turbofno.service.answer_warnings import AnswerWarning, AnswerWarnings
     from turbofno.service.engine.vjp import VjpShapes
     from turbofno.service.http.call import Call
 
@@ -101,6 +101,13 @@ def engine_request(call: Call, fields: Fields, seconds: float | None) -> Predict
         at_once=call.at_once,
         deadline=time.monotonic() + (allowed if seconds is None else min(allowed, seconds)),
     )
+
+
+async def warnings_of(call: Call, known: AnswerWarnings, result: PredictResult) -> tuple[str, ...]:
+    """Note the warnings of a prediction, to be counted; return their texts."""
+    heavy = known.reads_fields and heavy_to_encode(result.fields.size, as_json=False)
+    found = await offload(heavy, known.of_prediction, result.trust, result.fields)
+    return count_warnings(call, found)
 
 
 def count_warnings(call: Call, warnings: Iterable[AnswerWarning]) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from turbofno.service.errors import BadRequest, PayloadTooLarge
 from turbofno.service.http import oip_openapi, openapi
 from turbofno.service.http.body import read_body
 from turbofno.service.http.call import Bytes, Call, Headers, Operation, Reply
-from turbofno.service.http.inference import count_warnings, run_model
+from turbofno.service.http.inference import run_model, warnings_of
 from turbofno.service.http.offload import JSON_BYTES, TENSOR_BYTES, heavy_to_encode, offload
 from turbofno.service.http.predict import success_reply
 from turbofno.service.http.route import route
@@ -92,7 +92,7 @@ async def infer(call: Call) -> Reply:
     del body, fields, request
     result = await work
     call.note_result(result)
-    warnings = count_warnings(call, known.of_prediction(result.trust))
+    warnings = await warnings_of(call, known, result)
     started = time.perf_counter()
     heavy = heavy_to_encode(result.fields.size, as_json=not binary)
     answer = await offload(

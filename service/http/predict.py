@@ -12,7 +12,7 @@ from turbofno.service.codec.negotiate import JSON, NPY, NPZ, Codec, codec_for_an
 from turbofno.service.http import openapi
 from turbofno.service.http.body import read_body
 from turbofno.service.http.call import Bytes, Call, Headers, Operation, Reply
-from turbofno.service.http.inference import count_warnings, run_model
+from turbofno.service.http.inference import run_model, warnings_of
 from turbofno.service.http.offload import (
     BINARY_BYTES,
     JSON_BYTES,
@@ -121,7 +121,7 @@ async def predict(call: Call) -> Reply:
     del fields
     result = await work
     call.note_result(result)
-    warnings = count_warnings(call, known.of_prediction(result.trust))
+    warnings = await warnings_of(call, known, result)
     trust_status = served.why_no_trust(result.trust)
     headers = [(b"x-batch-size", ", ".join(map(str, result.batch_sizes)).encode())]
     headers += trust_headers(result.trust)

@@ -16,6 +16,7 @@ from turbofno.service.codec.fields import (
     check_finite,
     fields_from_arrays,
     fields_from_tensor,
+    has_bounds,
 )
 from turbofno.service.http.trust import NOT_COMPUTED, no_trust_reason
 
@@ -40,10 +41,7 @@ class Served:
         self.units = {channel.name: channel.units for channel in config.outputs}
         self.max_fields = settings.max_fields_per_request
         self.no_trust_reason = no_trust_reason(config, enabled=settings.trust)
-        bounds = ("minimum", "exclusive_minimum", "maximum", "exclusive_maximum")
-        self._bounded = any(
-            getattr(one, bound) is not None for one in config.inputs for bound in bounds
-        )
+        self._bounded = has_bounds(config.inputs)
         self._layouts: dict[tuple[object, int], tuple[tuple[int, ...], Any]] = {}
         """`.npy` header or given shape, and size of the body in bytes -> [batch, channels, *grid] and form of its fields,
         once such a body was checked."""

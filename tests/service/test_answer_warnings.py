@@ -20,6 +20,8 @@ from turbofno.service.answer_warnings import (
 )
 from turbofno.service.engine.interface import Frame
 
+FLOWS = np.zeros((2, 1, 64, 64), np.float32)
+
 
 @pytest.fixture(scope="module")
 def flow() -> ModelConfig:
@@ -28,7 +30,7 @@ def flow() -> ModelConfig:
 
 def test_every_reason_of_a_prediction_has_its_text(flow: ModelConfig) -> None:
     trust = {"input_distance": (0.5, 9.0), "residual": (0.5, 0.6)}
-    found = AnswerWarnings(flow, (32, 32)).of_prediction(trust)
+    found = AnswerWarnings(flow, (32, 32)).of_prediction(trust, FLOWS)
     assert [one.reason for one in found] == ["grid", "input_distance", "residual"]
     assert set(REASONS) == {*(one.reason for one in found), HORIZON, BOUNDS}
     _, distance, residual = (one.text for one in found)
@@ -58,7 +60,7 @@ def test_a_signal_that_is_no_number_warns(flow: ModelConfig) -> None:
 
 
 def test_a_residual_that_is_absent_beside_the_distance_warns(flow: ModelConfig) -> None:
-    (one,) = AnswerWarnings(flow, (64, 64)).of_prediction({"input_distance": (0.5, 0.6)})
+    (one,) = AnswerWarnings(flow, (64, 64)).of_prediction({"input_distance": (0.5, 0.6)}, FLOWS)
     assert one.reason == "residual"
     assert one.text.startswith("no residual on this grid: ")
     nagumo = read_config(TRAINED / "nagumo-3d" / "config.json")
@@ -66,7 +68,7 @@ def test_a_residual_that_is_absent_beside_the_distance_warns(flow: ModelConfig) 
 
 
 def test_without_thresholds_or_signals_there_are_no_warnings(flow: ModelConfig) -> None:
-    assert AnswerWarnings(flow, (64, 64)).of_prediction({}) == ()
+    assert AnswerWarnings(flow, (64, 64)).of_prediction({}, FLOWS) == ()
     assert AnswerWarnings(tiny_config(), (16,)).of_trust({"residual": (1e6,)}) == []
 
 
@@ -86,6 +88,25 @@ def test_a_reason_is_reported_with_its_first_frame(flow: ModelConfig) -> None:
     (second,) = some.of(Frame(3, None, {"residual": (0.6,), "input_distance": (3.0,)}))
     assert second.reason == "input_distance"
     assert some.of(Frame(4)) == ()
+
+
+def test_an_answer_beyond_the_bounds_of_its_channel_warns() -> None:
+    """A network is not bound by them: a concentration that should stay above 0 may come out below."""
+    u, v = tiny_config().outputs
+    bounded = v.model_copy(update={"minimum": 0.0, "exclusive_maximum": 1.0})
+    config = tiny_config().model_copy(update={"outputs": (u, bounded)})
+    known = AnswerWarnings(config, (16,))
+    fields = np.zeros((3, 2, 16), np.float32)
+    fields[:, 0] = -5.0
+    assert known.reads_fields
+    assert known.of_prediction({}, fields) == ()
+    for value, words in ((-0.25, "at least 0"), (1.0, "below 1")):
+        fields[2, 1, 7] = value
+        (one,) = known.of_prediction({}, fields)
+        assert one.reason == BOUNDS
+        place = f"field 2, channel 'v', grid point [7] is {value:g}"
+        assert one.text == f"{place}, expected {words}, the physical bound"
+    assert not AnswerWarnings(tiny_config(), (16,)).reads_fields
 
 
 def test_a_state_beyond_the_bounds_of_the_input_warns_with_its_first_frame() -> None:

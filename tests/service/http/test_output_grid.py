@@ -213,6 +213,38 @@ def test_unevaluated_grids_warn_in_every_form_and_are_counted() -> None:
     asyncio.run(run())
 
 
+def test_an_answer_beyond_a_physical_bound_warns_in_both_protocols() -> None:
+    """Also where its values are checked on a codec thread: 3 answers are small, 9000 are not."""
+    limits = {"max_fields_per_request": 9000, "max_queued_fields_per_model": 9000}
+
+    async def run() -> None:
+        async with serving(**limits) as (client, engine):
+            for key, config in engine.configs.items():
+                u, v = config.outputs
+                outputs = (u.model_copy(update={"minimum": 1e6}), v)
+                engine.configs[key] = config.model_copy(update={"outputs": outputs})
+            for n in (3, 9000):
+                answer = await client.post(
+                    PREDICT.format("tiny-1d"),
+                    content=written(NPY, drawn(16, n=n)),
+                    headers={"Content-Type": NPY},
+                )
+                assert answer.status_code == 200
+                words = "field 0, channel 'u', grid point [0] is "
+                assert answer.headers["x-warning"].startswith(words)
+                assert answer.headers["x-warning"].endswith("at least 1e+06, the physical bound")
+            entry = {"name": "input", "shape": [1, 1, 16], "datatype": "FP32"}
+            entry["data"] = drawn(16, n=1).reshape(-1).tolist()
+            infer = await client.post(
+                INFER.format("tiny-1d"), content=json.dumps({"inputs": [entry]})
+            )
+            assert infer.json()["parameters"]["warning"].startswith(words)
+            metrics = (await client.get("/metrics")).text
+            assert requests_counted(metrics) == 3
+
+    asyncio.run(run())
+
+
 def test_grid_warnings_compare_training_and_evaluated_grids_axis_by_axis() -> None:
     config = tiny_config(n_dim=2)
     (text,) = grid_warnings(config, (20, 20), None)
