@@ -48,7 +48,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::turbofno_client.PredictionWarning"),
 ]
 
-HANG_SECONDS = 2.5
+HANG_SECONDS = 5.0
 NPY = {"Content-Type": "application/x-npy"}
 _ON_GPUS = torch.cuda.device_count() >= 2 and native_status().loaded
 GROUPS = [
