@@ -104,11 +104,7 @@ def _of_bounds(fields: Fields, channels: Sequence[Channel]) -> tuple[AnswerWarni
     if found is None:
         return ()
     # without units, which a header may not be able to hold
-    text = (
-        f"field {found.field}, channel '{found.channel.name}', grid point {found.point} is {found.value:g}, expected "
-        f"{found.words} {found.bound:g}, the physical bound"
-    )
-    return (AnswerWarning(BOUNDS, text),)
+    return (AnswerWarning(BOUNDS, found.told()),)
 
 
 def of_horizon(config: ModelConfig, last: int) -> tuple[AnswerWarning, ...]:

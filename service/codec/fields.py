@@ -357,6 +357,12 @@ class Beyond(NamedTuple):
     """The bound in words: at least, above, at most, below."""
     bound: float
 
+    def told(self, unit: str = "") -> str:
+        return (
+            f"field {self.field}, channel '{self.channel.name}', grid point {self.point} is {self.value:g}{unit}, "
+            f"expected {self.words} {self.bound:g}{unit}, the physical bound"
+        )
+
 
 def check_bounds(fields: Fields, channels: Sequence[Channel]) -> None:
     """Raise InvalidField if a value of [batch, channels, *grid] is beyond its channel's physical bounds.
@@ -366,10 +372,7 @@ def check_bounds(fields: Fields, channels: Sequence[Channel]) -> None:
     found = first_beyond(fields, channels)
     if found is not None:
         unit = "" if found.channel.units == "1" else f" {found.channel.units}"
-        raise InvalidField(
-            f"field {found.field}, channel '{found.channel.name}', grid point {found.point} is {found.value:g}{unit}, "
-            f"expected {found.words} {found.bound:g}{unit}, the physical bound: check sign and units"
-        )
+        raise InvalidField(f"{found.told(unit)}: check sign and units")
 
 
 def first_beyond(fields: Fields, channels: Sequence[Channel]) -> Beyond | None:

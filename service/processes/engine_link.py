@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _ENOUGH = 8
 """Requests at the engine with which it has enough to do: a further small one waits for others, since a message costs the engine
-as much as a dozen fields."""
+far more than a field."""
 
 
 class _Pending(NamedTuple):

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,6 +80,16 @@ def test_lost_connection_is_an_error_and_reopened() -> None:
     assert len(load.latencies) > 100
 
 
+def offered_to(answer: Callable[[int, int], bytes], **arguments: Any) -> Load:
+    """The load of an open loop with these arguments."""
+
+    async def run(target: Target) -> Load:
+        load, _ = await open_loop(target, **arguments)
+        return load
+
+    return load_against(answer, lambda target: asyncio.ensure_future(run(target)))
+
+
 def test_stall_delays_every_request_due_during_it() -> None:
     stall = 0.3
 
@@ -87,11 +98,7 @@ def test_stall_delays_every_request_due_during_it() -> None:
             time.sleep(stall)
         return reply(b"%d" % question)
 
-    async def steady(target: Target) -> Load:
-        load, _ = await open_loop(target, rate=200.0, connections=1, seconds=1.5, warm_up=0.0)
-        return load
-
-    load = load_against(answer, lambda target: asyncio.ensure_future(steady(target)))
+    load = offered_to(answer, rate=200.0, connections=1, seconds=1.5, warm_up=0.0)
     assert not load.errors
     # about 60 requests were due during the stall; a closed loop would show one slow request
     assert sum(latency > 0.2 * stall for latency in load.latencies) > 20
@@ -104,11 +111,7 @@ def test_requests_that_wait_for_a_connection_at_the_end_are_still_sent() -> None
             time.sleep(0.6)
         return reply(b"%d" % question)
 
-    async def stalled(target: Target) -> Load:
-        load, _ = await open_loop(target, rate=100.0, connections=1, seconds=0.5, warm_up=0.0)
-        return load
-
-    load = load_against(answer, lambda target: asyncio.ensure_future(stalled(target)))
+    load = offered_to(answer, rate=100.0, connections=1, seconds=0.5, warm_up=0.0)
     assert not load.errors
     assert len(load.latencies) == load.offered
     assert load.right_in_time < load.offered
@@ -119,11 +122,7 @@ def test_requests_without_a_free_connection_are_counted() -> None:
         time.sleep(0.01)
         return reply(b"%d" % question)
 
-    async def too_much(target: Target) -> Load:
-        load, _ = await open_loop(target, rate=1000.0, connections=2, seconds=0.3, warm_up=0.1)
-        return load
-
-    load = load_against(answer, lambda target: asyncio.ensure_future(too_much(target)))
+    load = offered_to(answer, rate=1000.0, connections=2, seconds=0.3, warm_up=0.1)
     assert load.errors["never sent"] > 100
     assert len(load.latencies) + load.errors.total() == load.offered
 
