@@ -1,7 +1,23 @@
-// Asynchronous copies from global to shared memory, without registers (cp.async, sm_80 and later).
+// Asynchronous copies from global to shared memory, without registers (cp.async, sm_80 and later), and which of their lines L2
+// gives up first.
 #pragma once
 
+#include <stdint.h>
+
 namespace turbofno {
+
+// Of data that nobody reads again: spectra stay in L2 while the fields, which are larger than it, pass through.
+__device__ __forceinline__ uint64_t evict_first() {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+__device__ __forceinline__ uint64_t evict_normal() {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
 
 // Copies 4, 8 or 16 bytes, both sides aligned to that size. If `inside` is false, writes zeros and does not read `from`.
 template <int BYTES> __device__ __forceinline__ void copy_async(void *to, const void *from, bool inside) {
@@ -11,6 +27,21 @@ template <int BYTES> __device__ __forceinline__ void copy_async(void *to, const 
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
     } else {
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(BYTES), "r"(bytes)
+                     : "memory");
+    }
+}
+
+// The same, with a policy of L2.
+template <int BYTES> __device__ __forceinline__ void copy_async(void *to, const void *from, bool inside, uint64_t policy) {
+    const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+    const int bytes = inside ? BYTES : 0;
+    if constexpr (BYTES == 16) {
+        asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(address), "l"(from), "r"(bytes),
+                     "l"(policy)
+                     : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global.L2::cache_hint [%0], [%1], %2, %3, %4;" ::"r"(address), "l"(from), "n"(BYTES),
+                     "r"(bytes), "l"(policy)
                      : "memory");
     }
 }

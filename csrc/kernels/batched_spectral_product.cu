@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(32 * kBatchTile, 2) batched_spectral_kernel(co
                 const int at = 16 * pair_of_steps + 4 * i;
                 const bool inside = at < left;
                 copy_async<16>(&ring[2 * slot + i / 2][i % 2][swizzled(point, pair)],
-                               inside ? from + int64_t(at + point) * stride : a.in, inside);
+                               inside ? from + int64_t(at + point) * stride : a.in, inside, evict_first());
             }
             commit_copies();
         };

@@ -1,6 +1,8 @@
 // Hopper's bulk copies from global to shared memory, and the mbarriers that count their bytes. Addresses are shared ones.
 #pragma once
 
+#include <stdint.h>
+
 namespace turbofno {
 
 #if __CUDA_ARCH__ >= 900
@@ -31,6 +33,13 @@ __device__ __forceinline__ void wait_for(unsigned barrier, unsigned parity) {
 __device__ __forceinline__ void bulk_copy(unsigned to, const void *from, int bytes, unsigned barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                  "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
+// The same, with a policy of L2 (async_copy.cuh).
+__device__ __forceinline__ void bulk_copy(unsigned to, const void *from, int bytes, unsigned barrier, uint64_t policy) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
                  : "memory");
 }
 

@@ -22,12 +22,12 @@ struct PrefetchBuffer {
 
     // Call when this lane has read the previous contents. Bulk copies are not ordered with reads: without the fence one may
     // overtake reads that wait behind stores.
-    __device__ __forceinline__ void load_async(const char *from, int bytes, int lane) const {
+    __device__ __forceinline__ void load_async(const char *from, int bytes, uint64_t policy, int lane) const {
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         __syncwarp();
         if (lane == 0) {
             arrive_and_expect(barrier, bytes);
-            bulk_copy(buffer, from, bytes, barrier);
+            bulk_copy(buffer, from, bytes, barrier, policy);
         }
     }
 
@@ -44,10 +44,10 @@ struct PrefetchBuffer {
 
     __device__ __forceinline__ PrefetchBuffer(void *buffer, void *, bool, int) : buffer(static_cast<char *>(buffer)) {}
 
-    __device__ __forceinline__ void load_async(const char *from, int bytes, int lane) const {
+    __device__ __forceinline__ void load_async(const char *from, int bytes, uint64_t policy, int lane) const {
         __syncwarp();
         for (int at = 16 * lane; at < bytes; at += 16 * 32) {
-            copy_async<16>(buffer + at, from + at, true);
+            copy_async<16>(buffer + at, from + at, true, policy);
         }
         commit_copies();
     }

@@ -50,32 +50,33 @@ struct SpectraBlock {
     static __device__ __forceinline__ int modes_on(int i) { return 8 * (i / 4) + 4 * (i % 2); }
     static __device__ __forceinline__ int channels_on(int i) { return i / 2 % 2 * 2; }
 
-    // use(i, from, exists) for the eight values.
+    // use(i, from, exists) for the eight values, of spectra of so many channels.
     template <bool CHANNELS_LAST, typename Use>
-    __device__ __forceinline__ void for_values(const turbofno_tile &t, const TilePosition &at, const Use &use) const {
-        const SpectraLayout<CHANNELS_LAST> layout{t.window.outer, here(t.modes), here(t.channels)};
+    __device__ __forceinline__ void for_values(const turbofno_tile &t, int channels, const TilePosition &at, const Use &use) const {
+        const SpectraLayout<CHANNELS_LAST> layout{t.window.outer, here(t.modes), channels};
         const auto *all = reinterpret_cast<const float2 *>(t.mixed) + layout.row(at.b, at.o);
         const float2 *const first = all + channel * layout.channel_step() + mode * layout.mode_step();
         const float2 *const second = first + 2 * layout.channel_step();
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            const bool exists = mode + modes_on(i) < t.modes && channel + channels_on(i) < t.channels;
+            const bool exists = mode + modes_on(i) < t.modes && channel + channels_on(i) < channels;
             use(i, exists ? (channels_on(i) ? second : first) + modes_on(i) * layout.mode_step() : all, exists);
         }
     }
 
     // Starts to copy what the lanes of this warp will read, each lane pairs of neighbouring channels: 4q and 4q + 1, or 4q + 2 and
     // 4q + 3 (q = lane / 8).
-    __device__ __forceinline__ void copy_pairs(float2 *to, const turbofno_tile &t, const TilePosition &at, int lane) const {
-        const SpectraLayout<true> layout{t.window.outer, here(t.modes), here(t.channels)};
+    __device__ __forceinline__ void copy_pairs(float2 *to, const turbofno_tile &t, int channels, const TilePosition &at, int lane,
+                                               uint64_t policy) const {
+        const SpectraLayout<true> layout{t.window.outer, here(t.modes), channels};
         const int second = lane / 4 % 2, c = channel + second;
         const auto *all = reinterpret_cast<const float2 *>(t.mixed) + layout.row(at.b, at.o);
-        const float2 *from = all + mode * t.channels + c;
+        const float2 *from = all + mode * channels + c;
         float2 *to_slot = to + slot(2 * second, t.modes, lane) - second;
 #pragma unroll
-        for (int m = 0; m < 4; ++m, from += 4 * t.channels, to_slot += 2 * kLanes) {
-            const bool exists = mode + 4 * m < t.modes && c < t.channels;
-            if (16 * chunk + 4 * m < t.modes) copy_async<16>(to_slot, exists ? from : all, exists);
+        for (int m = 0; m < 4; ++m, from += 4 * channels, to_slot += 2 * kLanes) {
+            const bool exists = mode + 4 * m < t.modes && c < channels;
+            if (16 * chunk + 4 * m < t.modes) copy_async<16>(to_slot, exists ? from : all, exists, policy);
         }
     }
 
@@ -89,19 +90,19 @@ struct SpectraBlock {
 };
 
 // Starts to copy a row's mixed spectra to shared memory, where `stage_spectra` finds them. The lanes of a warp copy what they
-// will read.
+// will read. `policy` is of L2.
 template <Layouts LAYOUTS>
-__device__ __forceinline__ void copy_spectra(float2 *to, const turbofno_tile &t, const TilePosition &at, int pairs,
-                                             int first_channel, const WarpGroupContext &group) {
+__device__ __forceinline__ void copy_spectra(float2 *to, const turbofno_tile &t, int channels, const TilePosition &at, int pairs,
+                                             int first_channel, uint64_t policy, const WarpGroupContext &group) {
     const int blocks = ceil_div(2 * t.modes, 32) * pairs;
     with_layout<LAYOUTS>(t.channels_last, [&](auto channels_last) {
         for (int index = group.rank; index < blocks; index += group.size) {
             const SpectraBlock block(index, pairs, first_channel, group.lane);
             if constexpr (decltype(channels_last)::value) {
-                block.copy_pairs(to, t, at, group.lane);
+                block.copy_pairs(to, t, channels, at, group.lane, policy);
             } else {
-                block.for_values<false>(t, at, [&](int i, const float2 *from, bool exists) {
-                    if (block.is_copied(i, t.modes)) copy_async<8>(to + block.slot(i, t.modes, group.lane), from, exists);
+                block.for_values<false>(t, channels, at, [&](int i, const float2 *from, bool exists) {
+                    if (block.is_copied(i, t.modes)) copy_async<8>(to + block.slot(i, t.modes, group.lane), from, exists, policy);
                 });
             }
         }
@@ -112,11 +113,11 @@ __device__ __forceinline__ void copy_spectra(float2 *to, const turbofno_tile &t,
 // Reads what a lane has of a block, from memory or, unless that is null, as `copy_spectra` left it.
 template <Layouts LAYOUTS>
 __device__ __forceinline__ void read_spectra(float2 (&z)[8], const SpectraBlock &block, const float2 *copied,
-                                             const turbofno_tile &t, const TilePosition &at, int lane) {
+                                             const turbofno_tile &t, int channels, const TilePosition &at, int lane) {
     if (copied == nullptr) {
         with_layout<LAYOUTS>(t.channels_last, [&](auto channels_last) {
             block.for_values<decltype(channels_last)::value>(
-                t, at, [&](int i, const float2 *from, bool exists) { if (exists) z[i] = *from; });
+                t, channels, at, [&](int i, const float2 *from, bool exists) { if (exists) z[i] = *from; });
         });
         return;
     }
@@ -129,7 +130,7 @@ __device__ __forceinline__ void read_spectra(float2 (&z)[8], const SpectraBlock 
 // Stages a row's mixed spectra as a B operand: times the phases of a segment and a factor for each channel, unless null.
 // `copied` is null without `copy_spectra`.
 template <typename P, Layouts LAYOUTS, typename B>
-__device__ void stage_spectra(uint4 *to, const float2 *copied, const turbofno_tile &t, const TilePosition &at,
+__device__ void stage_spectra(uint4 *to, const float2 *copied, const turbofno_tile &t, int channels, const TilePosition &at,
                               const float2 *phases, const float *factors, int pairs, int first_channel,
                               const WarpGroupContext &group) {
     const int blocks = ceil_div(2 * t.modes, 32) * pairs;
@@ -141,7 +142,7 @@ __device__ void stage_spectra(uint4 *to, const float2 *copied, const turbofno_ti
     for (int index = group.rank; index < blocks; index += group.size) {
         const SpectraBlock block(index, pairs, first_channel, group.lane);
         float2 z[8] = {};
-        read_spectra<LAYOUTS>(z, block, copied, t, at, group.lane);
+        read_spectra<LAYOUTS>(z, block, copied, t, channels, at, group.lane);
         if (phases != nullptr) {
 #pragma unroll
             for (int i = 0; i < 8; ++i) z[i] = product(z[i], __ldg(phases + min(block.mode + block.modes_on(i), t.modes - 1)));
@@ -228,9 +229,8 @@ struct SegmentPhases {
     const float2 *phases;
     int modes;
 
-    // Divides what a lane has of the sums of 8 columns (4 modes) by their phases.
+    // Divides what a lane has of the sums of 8 columns (4 modes) by their phases, which exist.
     __device__ __forceinline__ void divide(float (&sum)[4], int columns, int lane) const {
-        if (phases == nullptr) return;
         const int mode = 4 * columns + lane % 4;
         const float2 back = conjugate(__ldg(phases + min(mode, modes - 1)));
         const float2 first = product({sum[0], sum[1]}, back), second = product({sum[2], sum[3]}, back);
@@ -400,9 +400,12 @@ template <typename P, int FRAGMENTS> struct WgmmaSums {
 #pragma unroll
             for (int i = 0; i < kWarpgroupWarps; ++i) wgmma<P>(part, rows + i * kNextA, b + i * kNextB, P::kSplit || i > 0);
             wgmma_commit_and_wait(part);
+            if (FRAGMENTS <= kSegmentedFragments && phases.phases != nullptr) { // one branch, or the compiler divides always
+#pragma unroll
+                for (int n = 0; n < kColumns; ++n) phases.divide(part[n], n, group.lane);
+            }
 #pragma unroll
             for (int n = 0; n < kColumns; ++n) {
-                if constexpr (FRAGMENTS <= kSegmentedFragments) phases.divide(part[n], n, group.lane);
 #pragma unroll
                 for (int e = 0; e < 4; ++e) sums[block][n][e] = fmaf(part[n][e], inv_scale, sums[block][n][e]);
             }

@@ -19,9 +19,10 @@ template <bool CHANNELS_LAST> struct SpectraLayout {
     int64_t outer;
     int modes, channels;
 
-    // Complex numbers before a row, and from one channel or mode to the next.
-    __device__ __forceinline__ int64_t row(int64_t b, int64_t o) const {
-        return CHANNELS_LAST ? (b * outer + o) * (modes * channels) : (b * channels * outer + o) * modes;
+    // Complex numbers before the row o of batch element b, and from one channel or mode to the next.
+    __device__ __forceinline__ int64_t row(int b, int o) const {
+        if constexpr (CHANNELS_LAST) return int64_t(b * int(outer) + o) * (modes * channels); // rows are fewer than 2^31
+        return (int64_t(b) * channels * outer + o) * modes;
     }
     __device__ __forceinline__ int64_t channel_step() const { return CHANNELS_LAST ? 1 : outer * modes; }
     __device__ __forceinline__ int mode_step() const { return CHANNELS_LAST ? channels : 1; }

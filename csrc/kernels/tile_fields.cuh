@@ -21,10 +21,17 @@ __device__ __forceinline__ float4 load_four(const __nv_bfloat16 *from) {
     return {a.x, a.y, b.x, b.y};
 }
 
-__device__ __forceinline__ void store_four(float *to, float4 v) { *reinterpret_cast<float4 *>(to) = v; }
+// Stores with a policy of L2 (async_copy.cuh).
+__device__ __forceinline__ void store_four(float *to, float4 v, uint64_t policy) {
+    asm volatile("st.global.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w),
+                 "l"(policy)
+                 : "memory");
+}
 
-__device__ __forceinline__ void store_four(__nv_bfloat16 *to, float4 v) {
-    *reinterpret_cast<uint2 *>(to) = uint2{word(__floats2bfloat162_rn(v.x, v.y)), word(__floats2bfloat162_rn(v.z, v.w))};
+__device__ __forceinline__ void store_four(__nv_bfloat16 *to, float4 v, uint64_t policy) {
+    asm volatile("st.global.L2::cache_hint.v2.b32 [%0], {%1, %2}, %3;" ::"l"(to), "r"(word(__floats2bfloat162_rn(v.x, v.y))),
+                 "r"(word(__floats2bfloat162_rn(v.z, v.w))), "l"(policy)
+                 : "memory");
 }
 
 // Elements from one point to the next, rounded up to whole 16-byte words.
@@ -33,16 +40,25 @@ template <typename Field> __host__ __device__ constexpr int pitch_of(int channel
     return (channels + kWord - 1) / kWord * kWord;
 }
 
+// The channels of a field from a tile's first one on, and the first one of a lane, 4t.
+struct LaneChannels {
+    int count, first;
+
+    // True if the lane has the channels 16s + 4t .. + 3; the compiler knows it where it knows the count.
+    __device__ __forceinline__ bool has(int s) const { return 16 * s + 16 <= count || 16 * s + first < count; }
+};
+
 // This lane's two points of a channels-last field. A point beyond the row's end reads the last one and is not stored.
 template <typename Field> struct Points {
     Field *at[2]; // channel 4t of the tile
-    int left; // channels from 4t on
+    LaneChannels left;
     bool inside[2];
+    uint64_t policy = 0; // of stores
 
     __device__ __forceinline__ Points(const void *field, int channels, int first_channel, int row_points,
-                                      const TilePosition &place, int lane) {
+                                      const TilePosition &place, int lane)
+        : left{channels - first_channel, 4 * (lane % 4)} {
         const int channel = first_channel + 4 * (lane % 4), first = place.point + lane / 4, last = row_points - 1;
-        left = channels - channel;
         auto *all = const_cast<Field *>(static_cast<const Field *>(field)) + channel;
 #pragma unroll
         for (int second = 0; second < 2; ++second) {
@@ -56,14 +72,14 @@ template <typename Field> struct Points {
     __device__ __forceinline__ void load(float4 (&to)[2], int s) const {
 #pragma unroll
         for (int second = 0; second < 2; ++second) {
-            to[second] = 16 * s < left ? load_four(at[second] + 16 * s) : float4{0.0f, 0.0f, 0.0f, 0.0f};
+            to[second] = left.has(s) ? load_four(at[second] + 16 * s) : float4{0.0f, 0.0f, 0.0f, 0.0f};
         }
     }
 
     __device__ __forceinline__ void store(int s, const float4 (&from)[2]) const {
 #pragma unroll
         for (int second = 0; second < 2; ++second) {
-            if (inside[second] && 16 * s < left) store_four(at[second] + 16 * s, from[second]);
+            if (inside[second] && left.has(s)) store_four(at[second] + 16 * s, from[second], policy);
         }
     }
 };
@@ -116,19 +132,19 @@ struct ChannelFirstPoints {
 // The same for points in shared memory (prefetch.cuh).
 template <typename Field> struct PrefetchedPoints {
     const Field *at;
-    int left, pitch;
+    LaneChannels left;
+    int pitch;
 
-    __device__ __forceinline__ PrefetchedPoints(const void *buffer, int channels, int first_channel, int lane) {
+    __device__ __forceinline__ PrefetchedPoints(const void *buffer, int channels, int first_channel, int lane)
+        : left{channels - first_channel, 4 * (lane % 4)}, pitch(pitch_of<Field>(channels)) {
         const int channel = first_channel + 4 * (lane % 4);
-        pitch = pitch_of<Field>(channels);
-        left = channels - channel;
         at = static_cast<const Field *>(buffer) + lane / 4 * pitch + channel;
     }
 
     __device__ __forceinline__ void load(float4 (&to)[2], int s) const {
 #pragma unroll
         for (int second = 0; second < 2; ++second) {
-            to[second] = 16 * s < left ? load_four(at + 8 * second * pitch + 16 * s) : float4{0.0f, 0.0f, 0.0f, 0.0f};
+            to[second] = left.has(s) ? load_four(at + 8 * second * pitch + 16 * s) : float4{0.0f, 0.0f, 0.0f, 0.0f};
         }
     }
 };

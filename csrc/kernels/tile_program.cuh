@@ -169,7 +169,8 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
     } else {
         copy_words(shared + plan.analysis_at, t.analysis, plan.segment_tiles * ceil_div(columns, 2) * P::kPlanes * kLanes);
     }
-    uint4 *const own = shared + plan.first_group + group.index * plan.group_words;
+    const int own_at = plan.first_group + group.index * plan.group_words;
+    uint4 *const own = shared + (WGMMA ? here(own_at) : own_at);
     uint4 *const sums_at = own + plan.sums_at;
     float4 *const sums = reinterpret_cast<float4 *>(sums_at);
     float4 *const own_sums = sums + group.rank * plan.sums_words;
@@ -221,15 +222,19 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
         return at;
     };
     const int read_outer = kWindow ? int(t.window.outer) : outer, read_points = kWindow ? t.window.points : t.points;
+    const auto policy_of_fields = [&] { return a.streams ? evict_first() : evict_normal(); };
     const auto prefetch_points = [&](const TilePosition &at, int point) {
         if (prefetch_first < 0 || point >= t.points) return;
         const int bytes = pitch_of<Field>(COMMON ? 8 * FRAGMENTS : prefetched.channels) * int(sizeof(Field));
         const auto *from = static_cast<const char *>(prefetched.field) + (int64_t(of_window(at).row) * read_points + point) * bytes;
-        prefetch.load_async(from, min(kTilePoints, t.points - point) * bytes, lane);
+        prefetch.load_async(from, min(kTilePoints, t.points - point) * bytes, policy_of_fields(), lane);
     };
     float2 *const copied = plan.copied_at < 0 ? nullptr : reinterpret_cast<float2 *>(own + plan.copied_at);
+    const auto spectra_channels = [&] { return COMMON ? 8 * FRAGMENTS : here(t.channels); };
     const auto prefetch_spectra = [&](const TilePosition &at) {
-        if (chunks > 0 && copied != nullptr) copy_spectra<LAYOUTS>(copied, t, of_window(at), FRAGMENTS / 2, first_channel, group);
+        if (chunks == 0 || copied == nullptr) return;
+        const uint64_t policy = plan.segment_tiles < tiles ? evict_normal() : evict_first(); // each segment reads them
+        copy_spectra<LAYOUTS>(copied, t, spectra_channels(), of_window(at), FRAGMENTS / 2, first_channel, policy, group);
     };
     const auto clear_sums = [&] {
         for (int i = lane; i < plan.sums_words; i += kLanes) own_sums[i] = float4{};
@@ -266,8 +271,8 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                 const turbofno_step &affine = t.step[1];
                 const bool has_factors = kMapsFirst && affine.scale != nullptr;
                 const float *factors = has_factors ? affine.scale + affine.per_sample * at.b * t.width : nullptr;
-                stage_spectra<P, LAYOUTS, B>(own, copied, t, of_window(at), phases_of(t.synthesis_phases, t.modes), factors,
-                                             FRAGMENTS / 2, first_channel, group);
+                stage_spectra<P, LAYOUTS, B>(own, copied, t, spectra_channels(), of_window(at), phases_of(t.synthesis_phases, t.modes),
+                                             factors, FRAGMENTS / 2, first_channel, group);
                 if constexpr (WGMMA) fence_proxy_async();
                 group.sync();
             };
@@ -391,19 +396,23 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                             }
                         }
                         break;
-                    case TURBOFNO_STORE:
+                    case TURBOFNO_STORE: {
+                        if (step.channel_first) {
+                            store_all(values, ChannelFirstPoints(step.field, step.channels, first_channel, outer, t.points, at, lane));
+                            break;
+                        }
+                        Points<Field> to(step.field, step.channels, first_channel, t.points, at, lane);
+                        to.policy = policy_of_fields();
                         if (kStoresSplit && columns > 0) {
-                            const Points<Field> to(step.field, step.channels, first_channel, t.points, at, lane);
                             split_values([&](int s, const uint4(&of_points)[2]) {
                                 to.store(s, {as_floats(of_points[0]), as_floats(of_points[1])});
                             });
                             if (lane == 0 && tile < tiles) t.scales[scale_index(at.row, tiles)] = inv_scale;
-                        } else if (step.channel_first) {
-                            store_all(values, ChannelFirstPoints(step.field, step.channels, first_channel, outer, t.points, at, lane));
                         } else {
-                            store_all(values, Points<Field>(step.field, step.channels, first_channel, t.points, at, lane));
+                            store_all(values, to);
                         }
                         break;
+                    }
                     case TURBOFNO_ANALYZE:
                         if constexpr (!kStoresSplit) split_values([](int, const uint4(&)[2]) {});
                         if constexpr (WGMMA) {
@@ -456,7 +465,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
         if (columns > 0) {
             if constexpr (!WGMMA) group.sync();
             with_layout<LAYOUTS>(t.channels_last, [&](auto channels_last) {
-                const SpectraLayout<decltype(channels_last)::value> layout{t.outer, here(t.next_modes), here(t.channels)};
+                const SpectraLayout<decltype(channels_last)::value> layout{t.outer, here(t.next_modes), spectra_channels()};
                 const int64_t part = plan.splits > 1 ? int64_t(unit.split) * rows * t.channels * t.next_modes : 0;
                 auto *const row = reinterpret_cast<float2 *>(a.next) + part + layout.row(unit.at.b, unit.at.o);
                 if constexpr (WGMMA) {

@@ -106,19 +106,20 @@ __device__ __forceinline__ void mlp(float (&out)[OUT][4], const float (&values)[
     }
 }
 
-// The same for TURBOFNO_DOT_OUTPUTS channels at most, with `weights` [channels][hidden]. In lanes with t = 0 the result is at its channels.
-template <typename P, int CHUNKS, int FRAGMENTS, typename B>
-__device__ __forceinline__ void project_few(float (&out)[2][4], const float (&values)[FRAGMENTS][4], const turbofno_step &step,
-                                            const B &first, const float *weights, const float *shift, int t) {
+// The same for at most OUTPUTS channels, with `weights` [channels][hidden]. In lanes with t = 0 the result is at its channels.
+template <int OUTPUTS, typename P, int CHUNKS, int FRAGMENTS, typename B>
+__device__ __forceinline__ void project_to(float (&out)[2][4], const float (&values)[FRAGMENTS][4], const turbofno_step &step,
+                                           const B &first, const float *weights, const float *shift, int t) {
     const TileOperand<P, CHUNKS> y(values);
-    float sums[TURBOFNO_DOT_OUTPUTS][2] = {}; // of the points g and g + 8
+    float sums[OUTPUTS][2] = {}; // of the points g and g + 8
+    out[0][1] = out[0][3] = out[1][0] = out[1][1] = out[1][2] = out[1][3] = 0.0f;
 #pragma unroll 1
     for (int chunk = 0; chunk < step.hidden / 32; ++chunk) {
         float hidden[4][4];
         make_hidden(hidden, chunk, y, step, first, shift, t);
 #pragma unroll
-        for (int o = 0; o < TURBOFNO_DOT_OUTPUTS; ++o) {
-            if (o >= step.channels) continue;
+        for (int o = 0; o < OUTPUTS; ++o) {
+            if (OUTPUTS > 1 && o >= step.channels) continue;
 #pragma unroll
             for (int s = 0; s < 2; ++s) {
                 const float4 w = *reinterpret_cast<const float4 *>(weights + o * step.hidden + 32 * chunk + 16 * s + 4 * t);
@@ -132,7 +133,7 @@ __device__ __forceinline__ void project_few(float (&out)[2][4], const float (&va
         }
     }
 #pragma unroll
-    for (int o = 0; o < TURBOFNO_DOT_OUTPUTS; ++o) {
+    for (int o = 0; o < OUTPUTS; ++o) {
 #pragma unroll
         for (int second = 0; second < 2; ++second) {
             float sum = sums[o][second];
@@ -140,6 +141,17 @@ __device__ __forceinline__ void project_few(float (&out)[2][4], const float (&va
             sum += __shfl_xor_sync(0xffffffffu, sum, 2);
             out[o / 2][2 * second + o % 2] = sum;
         }
+    }
+}
+
+// The same for TURBOFNO_DOT_OUTPUTS channels at most. One has code of its own: the compiler would compute all.
+template <typename P, int CHUNKS, int FRAGMENTS, typename B>
+__device__ __forceinline__ void project_few(float (&out)[2][4], const float (&values)[FRAGMENTS][4], const turbofno_step &step,
+                                            const B &first, const float *weights, const float *shift, int t) {
+    if (step.channels == 1) {
+        project_to<1, P, CHUNKS>(out, values, step, first, weights, shift, t);
+    } else {
+        project_to<TURBOFNO_DOT_OUTPUTS, P, CHUNKS>(out, values, step, first, weights, shift, t);
     }
 }
 

@@ -53,10 +53,10 @@ template <bool EVEN> struct ColumnSource { // this lane copies columns 2 pair, 2
     __device__ __forceinline__ void copy(float4 *to, unsigned index, int64_t stride, bool exists) const {
         const int64_t at = exists ? index * stride : 0;
         if constexpr (EVEN) {
-            copy_async<16>(to, from[0] + at, exists);
+            copy_async<16>(to, from[0] + at, exists, evict_first());
         } else {
-            copy_async<8>(to, from[0] + at, exists);
-            copy_async<8>(reinterpret_cast<float2 *>(to) + 1, from[1] + at, exists);
+            copy_async<8>(to, from[0] + at, exists, evict_first());
+            copy_async<8>(reinterpret_cast<float2 *>(to) + 1, from[1] + at, exists, evict_first());
         }
     }
 

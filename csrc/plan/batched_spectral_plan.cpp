@@ -11,7 +11,7 @@ constexpr int kStepBytes = 1024; // of a warp's columns: 8 points
 constexpr int kTableWords = 128; // of a step: 32 columns, high and low parts
 constexpr int kMaxBatchedPoints = 512; // longer tables would not fit
 constexpr int kReservedBytes = 1024; // of shared memory, by CUDA, for each block
-constexpr int kFewModes = 16;
+constexpr int kFewModes = 16, kFewChannels = 32;
 constexpr int64_t kMaxBlocks = (int64_t(1) << 31) - 1;
 
 } // namespace
@@ -64,6 +64,6 @@ extern "C" const char *turbofno_batched_spectral_unsupported(const turbofno_batc
     // Measured on an H100. While all blocks run at once, three launches spend most of their time waiting for each other.
     const int of_multiprocessor = 2 * (p.shared_bytes + kReservedBytes) <= b->shared_bytes + kReservedBytes ? 2 : 1;
     const bool at_once = blocks <= int64_t(of_multiprocessor) * b->multiprocessors;
-    if (b->batch <= kBatchTile || (!at_once && b->kept > kFewModes)) return "separate launches are faster";
+    if (b->batch <= kBatchTile || (!at_once && b->channels > kFewChannels && b->kept > kFewModes)) return "separate launches are faster";
     return nullptr;
 }

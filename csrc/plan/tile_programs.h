@@ -114,13 +114,15 @@ constexpr int kMaxCommonInputs = 32;
 // Of kBlock's MLP with at most kMostFragments: one chunk, so that its input and its result need not be in registers together.
 constexpr int kCommonHidden = 32;
 
-// True for what most networks have in common: every activation is GELU (common_activation), all fields but the network's own have
-// as many channels as the tile and are channels last, its input has few channels, and of up to 64 channels an MLP before an analysis
-// has at most 32 hidden ones (zero-padded). The kernels for such programs take a sixth fewer instructions, and fewer registers.
+// True for what most networks have in common: every activation is GELU (common_activation), spectra and all fields but the network's
+// own have as many channels as the tile, and these fields are channels last. The network's input has few channels, and of up to 64
+// channels an MLP before an analysis has at most 32 hidden ones (zero-padded). The kernels for such programs take a sixth fewer
+// instructions, and fewer registers.
 inline bool is_common(const turbofno_tile &tile, int width) {
     const bool lifting = serves(kLifting, tile), block = serves(kBlock, tile), first = serves(kFirstLayer, tile);
     const bool activated = serves(kLastActivated, tile);
     if (activated && width != kLastActivatedWidth) return false;
+    if ((tile.modes > 0 || tile.next_modes > 0) && tile.channels != width) return false;
     for (int i = 0; i < tile.steps; ++i) {
         const turbofno_step &step = tile.step[i];
         const bool maps = step.kind == TURBOFNO_MLP || step.kind == TURBOFNO_PROJECT;
