@@ -39,8 +39,10 @@ inline __device__ int swizzled(int j, int pair) { return j * 8 + (pair ^ (2 * j)
 template <bool EVEN> struct ColumnSource { // this lane copies columns 2 pair, 2 pair + 1 of terms j and j + 4
     const float2 *from[2];
     int j, pair;
+    uint64_t policy; // of L2: several groups of blocks read the same columns
 
-    __device__ ColumnSource(const TransformArguments &a, int64_t column0) : j(threadIdx.x % 32 / 8), pair(threadIdx.x % 8) {
+    __device__ ColumnSource(const TransformArguments &a, int64_t column0)
+        : j(threadIdx.x % 32 / 8), pair(threadIdx.x % 8), policy(a.groups > 1 ? evict_normal() : evict_first()) {
 #pragma unroll
         for (int s = 0; s < 2; ++s) {
             // beyond the last column read the last pair again; its result is not stored
@@ -53,10 +55,10 @@ template <bool EVEN> struct ColumnSource { // this lane copies columns 2 pair, 2
     __device__ __forceinline__ void copy(float4 *to, unsigned index, int64_t stride, bool exists) const {
         const int64_t at = exists ? index * stride : 0;
         if constexpr (EVEN) {
-            copy_async<16>(to, from[0] + at, exists, evict_first());
+            copy_async<16>(to, from[0] + at, exists, policy);
         } else {
-            copy_async<8>(to, from[0] + at, exists, evict_first());
-            copy_async<8>(reinterpret_cast<float2 *>(to) + 1, from[1] + at, exists, evict_first());
+            copy_async<8>(to, from[0] + at, exists, policy);
+            copy_async<8>(reinterpret_cast<float2 *>(to) + 1, from[1] + at, exists, policy);
         }
     }
 
