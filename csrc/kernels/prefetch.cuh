@@ -44,10 +44,11 @@ struct PrefetchBuffer {
 
     __device__ __forceinline__ PrefetchBuffer(void *buffer, void *, bool, int) : buffer(static_cast<char *>(buffer)) {}
 
-    __device__ __forceinline__ void load_async(const char *from, int bytes, uint64_t policy, int lane) const {
+    // Without the policy: with it, this loop was an illegal instruction on an H100.
+    __device__ __forceinline__ void load_async(const char *from, int bytes, uint64_t, int lane) const {
         __syncwarp();
         for (int at = 16 * lane; at < bytes; at += 16 * 32) {
-            copy_async<16>(buffer + at, from + at, true, policy);
+            copy_async<16>(buffer + at, from + at, true);
         }
         commit_copies();
     }
