@@ -1,23 +1,9 @@
-// Asynchronous copies from global to shared memory, without registers (cp.async, sm_80 and later), and which of their lines L2
-// gives up first.
+// Asynchronous copies from global to shared memory, without registers (cp.async, sm_80 and later).
 #pragma once
 
 #include <stdint.h>
 
 namespace turbofno {
-
-// Of data that nobody reads again: spectra stay in L2 while the fields, which are larger than it, pass through.
-__device__ __forceinline__ uint64_t evict_first() {
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
-__device__ __forceinline__ uint64_t evict_normal() {
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
 
 // Copies 4, 8 or 16 bytes, both sides aligned to that size. If `inside` is false, writes zeros and does not read `from`.
 template <int BYTES> __device__ __forceinline__ void copy_async(void *to, const void *from, bool inside) {
@@ -31,7 +17,7 @@ template <int BYTES> __device__ __forceinline__ void copy_async(void *to, const 
     }
 }
 
-// The same, with a policy of L2.
+// The same, with a policy of L2 (l2_policy.h).
 template <int BYTES> __device__ __forceinline__ void copy_async(void *to, const void *from, bool inside, uint64_t policy) {
     const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
     const int bytes = inside ? BYTES : 0;

@@ -19,6 +19,7 @@
 #include "async_copy.cuh"
 #include "cluster.cuh"
 #include "fft_order.cuh"
+#include "l2_policy.h"
 #include "pdl.cuh"
 #include "split_tf32.cuh"
 #include "wgmma.cuh"
@@ -173,7 +174,7 @@ __global__ void __launch_bounds__(32 * kBatchTile, 2) batched_spectral_kernel(co
                 const int at = 16 * pair_of_steps + 4 * i;
                 const bool inside = at < left;
                 copy_async<16>(&ring[2 * slot + i / 2][i % 2][swizzled(point, pair)],
-                               inside ? from + int64_t(at + point) * stride : a.in, inside, evict_first());
+                               inside ? from + int64_t(at + point) * stride : a.in, inside, kEvictFirst);
             }
             commit_copies();
         };

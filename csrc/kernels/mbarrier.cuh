@@ -36,7 +36,7 @@ __device__ __forceinline__ void bulk_copy(unsigned to, const void *from, int byt
                  : "memory");
 }
 
-// The same, with a policy of L2 (async_copy.cuh).
+// The same, with a policy of L2 (l2_policy.h).
 __device__ __forceinline__ void bulk_copy(unsigned to, const void *from, int bytes, unsigned barrier, uint64_t policy) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(to),
                  "l"(from), "r"(bytes), "r"(barrier), "l"(policy)

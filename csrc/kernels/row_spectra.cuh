@@ -110,8 +110,9 @@ __device__ __forceinline__ void copy_spectra(float2 *to, const turbofno_tile &t,
     commit_copies();
 }
 
-// Reads what a lane has of a block, from memory or, unless that is null, as `copy_spectra` left it.
-template <Layouts LAYOUTS>
+// Reads what a lane has of a block, from memory or, unless that is null, from the copy: of whole ROWS as they lie in memory,
+// channels last, or as `copy_spectra` left it.
+template <Layouts LAYOUTS, bool ROWS>
 __device__ __forceinline__ void read_spectra(float2 (&z)[8], const SpectraBlock &block, const float2 *copied,
                                              const turbofno_tile &t, int channels, const TilePosition &at, int lane) {
     if (copied == nullptr) {
@@ -123,26 +124,27 @@ __device__ __forceinline__ void read_spectra(float2 (&z)[8], const SpectraBlock 
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-        if (block.is_copied(i, t.modes)) z[i] = copied[block.slot(i, t.modes, lane)];
+        if constexpr (ROWS) {
+            const int mode = block.mode + block.modes_on(i), channel = block.channel + block.channels_on(i);
+            if (mode < t.modes) z[i] = copied[mode * channels + channel];
+        } else if (block.is_copied(i, t.modes)) {
+            z[i] = copied[block.slot(i, t.modes, lane)];
+        }
     }
 }
 
 // Stages a row's mixed spectra as a B operand: times the phases of a segment and a factor for each channel, unless null.
-// `copied` is null without `copy_spectra`.
-template <typename P, Layouts LAYOUTS, typename B>
+// `copied` is null without a copy.
+template <typename P, Layouts LAYOUTS, bool ROWS, typename B>
 __device__ void stage_spectra(uint4 *to, const float2 *copied, const turbofno_tile &t, int channels, const TilePosition &at,
                               const float2 *phases, const float *factors, int pairs, int first_channel,
                               const WarpGroupContext &group) {
     const int blocks = ceil_div(2 * t.modes, 32) * pairs;
     float *inv_scales = inv_scales_of<P>(to, 2 * t.modes, pairs);
-    if (copied != nullptr) {
-        wait_copies<0>();
-        __syncwarp();
-    }
     for (int index = group.rank; index < blocks; index += group.size) {
         const SpectraBlock block(index, pairs, first_channel, group.lane);
         float2 z[8] = {};
-        read_spectra<LAYOUTS>(z, block, copied, t, channels, at, group.lane);
+        read_spectra<LAYOUTS, ROWS>(z, block, copied, t, channels, at, group.lane);
         if (phases != nullptr) {
 #pragma unroll
             for (int i = 0; i < 8; ++i) z[i] = product(z[i], __ldg(phases + min(block.mode + block.modes_on(i), t.modes - 1)));

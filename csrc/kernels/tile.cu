@@ -1,6 +1,7 @@
 // The launch of a tile program.
 #include <cstring>
 
+#include "l2_policy.h"
 #include "pdl.cuh"
 #include "partial_sums.h"
 #include "tile.h"
@@ -52,7 +53,8 @@ extern "C" turbofno_status turbofno_tile_program(const turbofno_tile *tile, cons
     while ((1 << (exponent - 13)) < tile->points) ++exponent;
     a.analysis_inv_scale = scaled ? 1.0f / float(int64_t(1) << exponent) : 1.0f;
     const int64_t bytes = tile->batch * tile->outer * tile->points * tile->channels * (scaled ? 4 : 2);
-    a.streams = bytes <= kMostStreamed && a.plan.channel_tiles == 1; // else several blocks read a point
+    const bool streams = bytes <= kMostStreamed && a.plan.channel_tiles == 1; // else several blocks read a point
+    a.fields_policy = streams ? kEvictFirst : kEvictNormal;
     a.next = a.plan.splits > 1 ? static_cast<float *>(tile->workspace) : tile->spectra;
     const TileKernel kernel = kernel_of(a);
     allow_shared_memory(kernel, tile->shared_bytes);

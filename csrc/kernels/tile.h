@@ -11,7 +11,7 @@ struct TileArguments {
     turbofno_tile tile;
     TilePlan plan;
     bool common; // plan.common, and the result is not stored channel first, as a layer's that is called alone
-    bool streams; // fields leave L2 first, once they have been read or written
+    uint64_t fields_policy; // of L2, for fields that are read or written
     float synthesis_inv_scale, analysis_inv_scale; // of the tables
     float *next; // spectra, or partial sums of them
 };

@@ -1,6 +1,7 @@
 // Loads and stores of a warp's tile of a field: all channels of 16 neighbouring points, in the order of warp_mma.cuh.
 #pragma once
 
+#include "l2_policy.h"
 #include "prefetch.cuh"
 #include "warp_mma.cuh"
 
@@ -21,7 +22,7 @@ __device__ __forceinline__ float4 load_four(const __nv_bfloat16 *from) {
     return {a.x, a.y, b.x, b.y};
 }
 
-// Stores with a policy of L2 (async_copy.cuh).
+// Stores with a policy of L2 (l2_policy.h).
 __device__ __forceinline__ void store_four(float *to, float4 v, uint64_t policy) {
     asm volatile("st.global.L2::cache_hint.v4.f32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w),
                  "l"(policy)
@@ -53,7 +54,7 @@ template <typename Field> struct Points {
     Field *at[2]; // channel 4t of the tile
     LaneChannels left;
     bool inside[2];
-    uint64_t policy = 0; // of stores
+    uint64_t policy = kEvictNormal; // of stores
 
     __device__ __forceinline__ Points(const void *field, int channels, int first_channel, int row_points,
                                       const TilePosition &place, int lane)

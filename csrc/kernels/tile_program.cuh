@@ -7,6 +7,7 @@
 // phase, so that loads, products and activations of different warps overlap.
 #pragma once
 
+#include "l2_policy.h"
 #include "pdl.cuh"
 #include "row_spectra.cuh"
 #include "tile.h"
@@ -94,7 +95,8 @@ template <int FRAGMENTS, uint64_t PROGRAM> __device__ __forceinline__ turbofno_s
     return step;
 }
 
-template <typename P, int FRAGMENTS, bool WIDE, bool WGMMA, uint64_t PROGRAM, bool COMMON, Layouts LAYOUTS>
+// WHOLE_ROWS: rows have one split and one segment.
+template <typename P, int FRAGMENTS, bool WIDE, bool WGMMA, uint64_t PROGRAM, bool COMMON, Layouts LAYOUTS, bool WHOLE_ROWS = false>
 __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON), 1)
     tile_program(const __grid_constant__ TileArguments a) {
     if constexpr (WGMMA && !kHasWgmma) return;
@@ -104,7 +106,8 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
     // Common programs begin with an inverse DFT, an affine step and a map. They fill y with the offset and add the map first,
     // while the spectra of the row arrive; these take the factor.
     constexpr bool kMapsFirst = COMMON && kind_of(PROGRAM, 0) == TURBOFNO_SYNTHESIS;
-    constexpr bool kStagesLate = kMapsFirst && WGMMA; // spectra are copied when a row begins, not while the last one is computed
+    constexpr bool kStagesLate = kMapsFirst && WGMMA;
+    constexpr bool kCopiesRows = kStagesLate && LAYOUTS == Layouts::kChannelsLast; // of spectra, each by one bulk copy
     constexpr bool kStoresSplit = COMMON && P::kSplit && FRAGMENTS <= kMostFragments; // if it also analyses
     constexpr bool kWindow = has_window(PROGRAM, COMMON);
     extern __shared__ uint4 shared[];
@@ -120,6 +123,8 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
     const int lane = group.lane, lane_t = lane % 4;
     const int pairs_all = COMMON ? FRAGMENTS / 2 : ceil_div(t.width, 16), tiles = ceil_div(t.points, kTilePoints);
     const int chunks = ceil_div(2 * t.modes, 32), columns = ceil_div(2 * t.next_modes, 8);
+    const int splits = WHOLE_ROWS ? 1 : plan.splits, split_tiles = WHOLE_ROWS ? tiles : plan.split_tiles;
+    const int split_segments = WHOLE_ROWS ? 0 : plan.split_segments, segment_tiles = WHOLE_ROWS ? tiles : plan.segment_tiles;
 
     const auto step_of = [&](int i, int kind) { return COMMON ? common_step<FRAGMENTS, PROGRAM>(t.step[i], kind) : t.step[i]; };
 
@@ -178,7 +183,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
     commit_copies();
 
     const B spectra(own, 2 * t.modes, FRAGMENTS / 2, lane);
-    const int outer = int(t.outer), rows = int(t.batch) * outer, units = rows * plan.splits;
+    const int outer = int(t.outer), rows = int(t.batch) * outer, units = rows * splits;
     const int groups = plan.warps / plan.group_warps;
     struct Unit { // a split of a row, the work item of a group, and this warp's first tile in it
         int split;
@@ -186,19 +191,19 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
     };
     const auto unit_of = [&](int index) {
         Unit unit;
-        unit.at.row = index / plan.splits;
-        unit.split = index - unit.at.row * plan.splits;
+        unit.at.row = index / splits;
+        unit.split = index - unit.at.row * splits;
         unit.at.b = unit.at.row / outer;
         unit.at.o = unit.at.row - unit.at.b * outer;
         return unit;
     };
     const auto first_point = [&](int split) { // beyond the row's end for a warp without a tile in the split
-        const int tile = split * plan.split_tiles + group.rank;
-        return tile < min(tiles, (split + 1) * plan.split_tiles) ? tile * kTilePoints : t.points;
+        const int tile = split * split_tiles + group.rank;
+        return tile < min(tiles, (split + 1) * split_tiles) ? tile * kTilePoints : t.points;
     };
     const auto after_unit = [&](Unit unit) { // by precomputed strides: divisions would cost as much as a product
-        const int carry = unit.split + plan.stride_split >= plan.splits;
-        unit.split += plan.stride_split - carry * plan.splits;
+        const int stride_split = WHOLE_ROWS ? 0 : plan.stride_split, carry = unit.split + stride_split >= splits;
+        unit.split += stride_split - carry * splits;
         unit.at.row += plan.stride_row + carry;
         unit.at.b += plan.stride_batch;
         unit.at.o += plan.stride_outer + carry;
@@ -222,19 +227,29 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
         return at;
     };
     const int read_outer = kWindow ? int(t.window.outer) : outer, read_points = kWindow ? t.window.points : t.points;
-    const auto policy_of_fields = [&] { return a.streams ? evict_first() : evict_normal(); };
     const auto prefetch_points = [&](const TilePosition &at, int point) {
         if (prefetch_first < 0 || point >= t.points) return;
         const int bytes = pitch_of<Field>(COMMON ? 8 * FRAGMENTS : prefetched.channels) * int(sizeof(Field));
         const auto *from = static_cast<const char *>(prefetched.field) + (int64_t(of_window(at).row) * read_points + point) * bytes;
-        prefetch.load_async(from, min(kTilePoints, t.points - point) * bytes, policy_of_fields(), lane);
+        prefetch.load_async(from, min(kTilePoints, t.points - point) * bytes, a.fields_policy, lane);
     };
     float2 *const copied = plan.copied_at < 0 ? nullptr : reinterpret_cast<float2 *>(own + plan.copied_at);
     const auto spectra_channels = [&] { return COMMON ? 8 * FRAGMENTS : here(t.channels); };
+    // Where late staging finds the copy's place in use before, the copy starts when a row begins, else while the last one is computed.
+    const bool copies_early = !kStagesLate || (kCopiesRows && plan.copied_at < plan.sums_at);
+    PrefetchBuffer row_spectra(own + plan.copied_at, own + plan.barrier_at, kCopiesRows && copied != nullptr && group.rank == 0, lane);
     const auto prefetch_spectra = [&](const TilePosition &at) {
         if (chunks == 0 || copied == nullptr) return;
-        const uint64_t policy = plan.segment_tiles < tiles ? evict_normal() : evict_first(); // each segment reads them
-        copy_spectra<LAYOUTS>(copied, t, spectra_channels(), of_window(at), FRAGMENTS / 2, first_channel, policy, group);
+        const uint64_t policy = segment_tiles < tiles ? kEvictNormal : kEvictFirst; // each segment reads them
+        const TilePosition place = of_window(at);
+        if constexpr (kCopiesRows) {
+            const SpectraLayout<true> layout{t.window.outer, here(t.modes), spectra_channels()};
+            const float2 *const row = reinterpret_cast<const float2 *>(t.mixed) + layout.row(place.b, place.o);
+            const int bytes = layout.modes * layout.channels * int(sizeof(float2));
+            if (group.rank == 0) row_spectra.load_async(reinterpret_cast<const char *>(row), bytes, policy, lane);
+        } else {
+            copy_spectra<LAYOUTS>(copied, t, spectra_channels(), place, FRAGMENTS / 2, first_channel, policy, group);
+        }
     };
     const auto clear_sums = [&] {
         for (int i = lane; i < plan.sums_words; i += kLanes) own_sums[i] = float4{};
@@ -246,7 +261,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
     pdl_wait();
     pdl_trigger_of_small_grid();
     if (index < units) {
-        if (!kStagesLate) prefetch_spectra(unit.at);
+        if (copies_early) prefetch_spectra(unit.at);
         prefetch_points(unit.at, unit.at.point);
     }
     wait_copies<0>(); // weights and tables
@@ -258,32 +273,39 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
         const bool goes_on = index + plan.stride < units;
         const auto next = [&] { return goes_on ? after_unit(unit) : unit; }; // computed anew, or it would take registers
         if constexpr (WGMMA) wgmma_sums.clear();
-        const int from = unit.split * plan.split_tiles, end = min(tiles, from + plan.split_tiles);
+        const int from = unit.split * split_tiles, end = min(tiles, from + split_tiles);
         // splits of segmented rows are whole segments
-        for (int segment = unit.split * plan.split_segments, segment_at = segment * plan.segment_tiles; segment_at < end;
-             ++segment, segment_at += plan.segment_tiles) {
-            const int segment_end = min(end, segment_at + plan.segment_tiles);
+        for (int segment = unit.split * split_segments, segment_at = segment * segment_tiles; segment_at < end;
+             ++segment, segment_at += segment_tiles) {
+            const int segment_end = min(end, segment_at + segment_tiles);
             const auto phases_of = [&](const float *phases, int modes) {
-                return phases == nullptr ? nullptr : reinterpret_cast<const float2 *>(phases) + segment * modes;
+                return WHOLE_ROWS || phases == nullptr ? nullptr : reinterpret_cast<const float2 *>(phases) + segment * modes;
             };
             const SegmentPhases analysis_phases{phases_of(t.analysis_phases, t.next_modes), t.next_modes};
             const auto stage = [&] {
                 const turbofno_step &affine = t.step[1];
                 const bool has_factors = kMapsFirst && affine.scale != nullptr;
                 const float *factors = has_factors ? affine.scale + affine.per_sample * at.b * t.width : nullptr;
-                stage_spectra<P, LAYOUTS, B>(own, copied, t, spectra_channels(), of_window(at), phases_of(t.synthesis_phases, t.modes),
-                                             factors, FRAGMENTS / 2, first_channel, group);
+                if (copied != nullptr) {
+                    if constexpr (kCopiesRows) {
+                        row_spectra.wait();
+                    } else {
+                        wait_copies<0>();
+                        __syncwarp();
+                    }
+                }
+                stage_spectra<P, LAYOUTS, kCopiesRows, B>(own, copied, t, spectra_channels(), of_window(at),
+                                                          phases_of(t.synthesis_phases, t.modes), factors, FRAGMENTS / 2,
+                                                          first_channel, group);
                 if constexpr (WGMMA) fence_proxy_async();
                 group.sync();
+                const bool last = segment_at + segment_tiles >= end;
+                if (copies_early && (last ? goes_on : kCopiesRows)) prefetch_spectra(last ? next().at : unit.at);
             };
             if (chunks > 0) {
                 if (segment_at > from) group.sync(); // the spectra have been read
-                if (kStagesLate) {
-                    prefetch_spectra(unit.at);
-                } else {
-                    stage();
-                    if (goes_on && segment_at + plan.segment_tiles >= end) prefetch_spectra(next().at);
-                }
+                if (!copies_early) prefetch_spectra(unit.at);
+                if (!kStagesLate) stage();
             }
             // wgmma needs all four warps of the warpgroup, so a warp without a tile runs the loop too
             for (int tile = max(from, segment_at) + group.rank; tile - (WGMMA ? group.rank : 0) < segment_end; tile += group.size) {
@@ -344,7 +366,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                         break;
                     case TURBOFNO_SYNTHESIS:
                         if (kStagesLate && tile - group.rank == max(from, segment_at)) stage();
-                        if (const int at = min(tile - segment_at, plan.segment_tiles - 1); on_chip) {
+                        if (const int at = min(tile - segment_at, segment_tiles - 1); on_chip) {
                             synthesize<true, P>(values, shared + plan.synthesis_at, at, 2 * t.modes, spectra,
                                                 a.synthesis_inv_scale, lane);
                         } else {
@@ -402,7 +424,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
                             break;
                         }
                         Points<Field> to(step.field, step.channels, first_channel, t.points, at, lane);
-                        to.policy = policy_of_fields();
+                        to.policy = a.fields_policy;
                         if (kStoresSplit && columns > 0) {
                             split_values([&](int s, const uint4(&of_points)[2]) {
                                 to.store(s, {as_floats(of_points[0]), as_floats(of_points[1])});
@@ -466,7 +488,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
             if constexpr (!WGMMA) group.sync();
             with_layout<LAYOUTS>(t.channels_last, [&](auto channels_last) {
                 const SpectraLayout<decltype(channels_last)::value> layout{t.outer, here(t.next_modes), spectra_channels()};
-                const int64_t part = plan.splits > 1 ? int64_t(unit.split) * rows * t.channels * t.next_modes : 0;
+                const int64_t part = splits > 1 ? int64_t(unit.split) * rows * t.channels * t.next_modes : 0;
                 auto *const row = reinterpret_cast<float2 *>(a.next) + part + layout.row(unit.at.b, unit.at.o);
                 if constexpr (WGMMA) {
                     wgmma_sums.write(layout, row, first_channel, sums_at, group);
@@ -507,8 +529,12 @@ TileKernel kernel_of_programs(const TileArguments &a) {
                 return tile_program<P, FRAGMENTS, kWide, WGMMA, PROGRAM, false, Layouts::kBoth>;
             }
         }
-        return a.tile.channels_last ? tile_program<P, FRAGMENTS, kWide, WGMMA, PROGRAM, true, Layouts::kChannelsLast>
-                                    : tile_program<P, FRAGMENTS, kWide, WGMMA, PROGRAM, true, Layouts::kChannelsFirst>;
+        const auto of_rows = [&](auto whole) {
+            constexpr bool kWhole = decltype(whole)::value;
+            return a.tile.channels_last ? tile_program<P, FRAGMENTS, kWide, WGMMA, PROGRAM, true, Layouts::kChannelsLast, kWhole>
+                                        : tile_program<P, FRAGMENTS, kWide, WGMMA, PROGRAM, true, Layouts::kChannelsFirst, kWhole>;
+        };
+        return a.plan.splits == 1 && a.plan.split_segments == 0 ? of_rows(std::true_type{}) : of_rows(std::false_type{});
     }
 }
 

@@ -4,6 +4,7 @@
 #include "../plan/transform_plan.h"
 #include "async_copy.cuh"
 #include "fft_order.cuh"
+#include "l2_policy.h"
 
 namespace turbofno {
 
@@ -42,7 +43,7 @@ template <bool EVEN> struct ColumnSource { // this lane copies columns 2 pair, 2
     uint64_t policy; // of L2: several groups of blocks read the same columns
 
     __device__ ColumnSource(const TransformArguments &a, int64_t column0)
-        : j(threadIdx.x % 32 / 8), pair(threadIdx.x % 8), policy(a.groups > 1 ? evict_normal() : evict_first()) {
+        : j(threadIdx.x % 32 / 8), pair(threadIdx.x % 8), policy(a.groups > 1 ? kEvictNormal : kEvictFirst) {
 #pragma unroll
         for (int s = 0; s < 2; ++s) {
             // beyond the last column read the last pair again; its result is not stored

@@ -55,7 +55,7 @@ int operand_words(int terms, int channels, int planes) {
     return of_pairs * 2 * planes * kLanes + ceil_div(of_pairs, 4);
 }
 
-void lay_out(const turbofno_tile &t, TilePlan &p, bool copies_spectra) {
+void lay_out(const turbofno_tile &t, TilePlan &p, bool copies_spectra, bool may_share) {
     const int block_channels = 8 * p.fragments;
     int at = 0;
     const auto allocate = [&](int words) {
@@ -93,7 +93,8 @@ void lay_out(const turbofno_tile &t, TilePlan &p, bool copies_spectra) {
     const int copied = copied_words(t.modes, block_channels);
     const int staging = p.wgmma && t.next_modes > 0 ? 1 + p.planes * 64 * p.fragments : 0;
     // where a map comes first the staged y is not in use yet
-    const bool shares = p.wgmma && p.common && t.modes > 0 && copied < staging;
+    const bool shares = may_share && copies_spectra && p.wgmma && p.common && copied < staging;
+    p.barrier_at = allocate(copies_spectra ? 1 : 0);
     const int apart = allocate(copies_spectra && !shares ? copied : 0);
     p.sums_at = at;
     p.copied_at = shares ? p.sums_at + 1 : copies_spectra ? apart : -1;
@@ -279,7 +280,8 @@ void each_plan(const turbofno_tile &t, const std::function<void(const TilePlan &
                 const int step = std::max(p.group_warps, 2), most = max_warps(p.fragments, p.wide, p.wgmma, p.common);
                 const int whole_tiles = p.segment_tiles < tiles ? p.segment_tiles : p.wgmma ? kWarpgroupWarps : 1;
                 for (p.warps = p.group_warps; p.warps <= most; p.warps += p.warps < step ? p.group_warps : step) {
-                    lay_out(t, p, copies_spectra);
+                    lay_out(t, p, copies_spectra, false);
+                    if (p.shared_bytes > t.shared_bytes) lay_out(t, p, copies_spectra, true);
                     if (p.shared_bytes > t.shared_bytes || p.warps % p.group_warps != 0) continue;
                     for (int splits = 1; splits <= tiles && (splits == 1 || rows < split_below); splits *= 2) {
                         p.split_tiles = round_up(ceil_div(tiles, splits), whole_tiles);

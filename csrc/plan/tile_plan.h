@@ -41,7 +41,7 @@ struct TilePlan {
     // warpgroups the copy may lie where y is staged later.
     int first_at[TURBOFNO_MAX_STEPS], second_at[TURBOFNO_MAX_STEPS];
     int vectors_at[TURBOFNO_MAX_STEPS]; // scale, shift, second shift of a step
-    int synthesis_at, analysis_at, first_group, group_words, copied_at, sums_at, sums_words;
+    int synthesis_at, analysis_at, first_group, group_words, barrier_at, copied_at, sums_at, sums_words;
     // The channels-last field that maps and gates (or the first load) read is prefetched one tile ahead: steps
     // prefetch_first .. prefetch_last read it from shared memory; -1 without prefetch.
     int prefetch_first, prefetch_last, prefetch_at, prefetch_words;
