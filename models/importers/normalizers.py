@@ -163,7 +163,6 @@ def normalizing(
         f"{side}: {sides[side].source}" if side in sides else f"{side}: not scaled"
         for side in ("input", "output")
     )
-    assumptions = tuple(scaling.assumption for scaling in sides.values() if scaling.assumption)
     if arch.positional_grid == "none" and any(one.adds_coordinates for one in sides.values()):
         raise ImportRefused(
             f"{sides['input'].source}: this data processor appends coordinates to the normalised input, so the last "
@@ -171,7 +170,8 @@ def normalizing(
             "--set positional_embedding=grid"
         )
     counts: dict[Side, int] = {"input": arch.in_channels, "output": arch.out_channels}
-    assumptions += tuple(
+    assumptions = [scaling.assumption for scaling in sides.values()]
+    assumptions += (
         f"{scaling.source}: its one mean and one std are those of all {counts[side]} channels"
         for side, scaling in sides.items()
         if counts[side] > 1 and scaling.mean.numel() == scaling.std.numel() == 1
@@ -184,16 +184,16 @@ def normalizing(
             if flat and grid is not None and len(grid) == arch.n_dim:
                 tensor = _unflattened(tensor, channels, grid, given.source)
             shaped[f"{side}_{name}"] = _channels_first(tensor, channels, arch.n_dim, given.source)
-    assumptions += tuple(
+    assumptions += (
         _about_rounding(scaling.source, shaped[f"{side}_mean"], shaped[f"{side}_std"])
         for side, scaling in sides.items()
     )
-    assumptions = tuple(filter(None, assumptions))
+    said = tuple(filter(None, assumptions))
     shapes = {tuple(tensor.shape[1:]) for tensor in shaped.values()}
     points = tuple(map(max, zip(*shapes, strict=True)))
     if set(points) == {1}:
         values = {name: tuple(tensor.flatten().tolist()) for name, tensor in shaped.items()}
-        return Normalizing(Normalization.model_validate(values), None, {}, lines, assumptions)
+        return Normalizing(Normalization.model_validate(values), None, {}, lines, said)
     if any(n not in (1, most) for shape in shapes for n, most in zip(shape, points, strict=True)):
         raise ImportRefused(f"the normalisers have different grids: {sorted(shapes)}")
     grid = _completed(points, grid)
@@ -204,7 +204,7 @@ def normalizing(
             "(resolution_scaling_factor): that is not supported. Save one mean and std for each channel"
         )
     tensors = {name: t.expand(t.shape[0], *grid).contiguous() for name, t in shaped.items()}
-    return Normalizing(None, FieldNormalization(grid=grid), tensors, lines, assumptions)
+    return Normalizing(None, FieldNormalization(grid=grid), tensors, lines, said)
 
 
 def _read(path: Path) -> Any:
