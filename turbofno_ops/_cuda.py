@@ -126,7 +126,7 @@ class CudaStages:
             channels=channels,
             x_channels=x_channels,
             modes=modes,
-            next_modes=row_modes(self.modes[-1], min(self.size[-1], self.out_size[-1])),
+            next_modes=row_modes(self.modes, self.size, self.out_size),
             precision=self._precision,
             x_channel_first=x_channel_first,
             **self._limits._asdict(),

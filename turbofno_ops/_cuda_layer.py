@@ -143,7 +143,7 @@ def _layer_refusal(
     device: torch.device,
 ) -> str | None:
     c_in, c_out = channels
-    row = row_modes(modes[-1], min(size[-1], out_size[-1]))
+    row = row_modes(modes, size, out_size)
     skip = AddMap(torch.empty(c_out, c_in, device="meta"))
     reason = product_refusal(batch, c_in, c_out, size, out_size, modes, precision)
     for steps, many, grid in (

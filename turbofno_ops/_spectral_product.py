@@ -62,14 +62,15 @@ class ProductShape(NamedTuple):
     @property
     def row_modes(self) -> int:
         """Modes of a row of the spectra."""
-        return row_modes(self.modes[-1], min(self.size[-1], self.out_size[-1]))
+        return row_modes(self.modes, self.size, self.out_size)
 
 
-def row_modes(modes: int, points: int) -> int:
-    """Return the modes that a row of `points` points has in the spectra: the kept ones, or the next even number.
+def row_modes(kept: Size, size: Size, out_size: Size) -> int:
+    """Return the modes that a row has in the spectra between two grids: the kept ones, or the next even number.
 
     Two complex numbers are 16 bytes, the kernels' fastest access. The weights have the kept modes only.
     """
+    modes, points = kept[-1], min(size[-1], out_size[-1])
     return modes + 1 if modes % 2 and 3 <= modes <= points // 2 else modes
 
 

@@ -187,6 +187,7 @@ class CompiledChain:
         layers, done, size, mixed_modes = len(on_grid), 0, on_grid[0].size, 0
         for item in self._chain.items:
             product = on_grid[min(done, layers - 1)]
+            row = row_modes(product.modes, product.size, product.out_size)
             if isinstance(item, Tile):
                 where = "after" if done == layers else "before"
                 refused = program_refusal(
@@ -196,7 +197,7 @@ class CompiledChain:
                     channels_of_x=item.channels_of_x,
                     size=size,
                     modes=mixed_modes,
-                    next_modes=_row_modes(product),
+                    next_modes=row,
                     precision=self.precision,
                     device=self.device,
                 )
@@ -215,7 +216,7 @@ class CompiledChain:
             if refused is not None:
                 return f"{where} layer {min(done + 1, layers)} of {layers}: {refused}"
             if isinstance(item, Mix):
-                size, done, mixed_modes = product.out_size, done + 1, _row_modes(product)
+                size, done, mixed_modes = product.out_size, done + 1, row
         return None
 
     def _pass(self, size: Size) -> Pass:
@@ -320,10 +321,6 @@ def _holds_modes(product: MixOnGrid) -> bool:
     return min(product.out_size) > 0 and all(
         k <= limit for k, limit in zip(product.modes, limits, strict=True)
     )
-
-
-def _row_modes(product: MixOnGrid) -> int:
-    return row_modes(product.modes[-1], min(product.size[-1], product.out_size[-1]))
 
 
 def batch_buckets(most: int) -> tuple[int, ...]:

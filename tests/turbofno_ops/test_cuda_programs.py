@@ -282,7 +282,7 @@ def test_common_programs_equal_float64(
     x = torch.randn(batch, _INPUTS if of_input else channels, *size)
     # batch elements of different sizes, which a norm makes equal
     x *= torch.arange(1, batch + 1).view(-1, *(1 for _ in x.shape[1:]))
-    row = row_modes(9, size[-1])
+    row = row_modes((9,), size, size)
     mixed = torch.randn(batch, channels, *size[:-1], row, dtype=torch.complex64)
     mixed[..., 9:] = 0
     # spectra of a real field, as a norm expects
@@ -405,7 +405,8 @@ def test_nan_of_a_common_program_stays_in_its_batch_element(
     steps = to_device(common_programs(channels)[name], torch.device("cuda"), torch.float32)
     stages = CudaStages((40, 190), (1, 9), device=torch.device("cuda"), precision=precision)
     x = torch.randn(5, channels, 40, 190, device="cuda")
-    mixed = torch.randn(5, channels, 40, row_modes(9, 190), dtype=torch.complex64, device="cuda")
+    row = row_modes((9,), (190,), (190,))
+    mixed = torch.randn(5, channels, 40, row, dtype=torch.complex64, device="cuda")
 
     def results() -> tuple[torch.Tensor, ...]:
         field = stages.convert(x)
@@ -498,7 +499,7 @@ def test_drawn_mixes_equal_float64(draw: int, precision: str) -> None:
         rng.choice([1, 8, 33, 64]),
     )
     last = modes[-1]
-    row = row_modes(last, min(size[-1], out_size[-1]))
+    row = row_modes(modes, size, out_size)
     spectra = torch.randn(batch, c_in, *size[:-1], row, dtype=torch.complex64, device="cuda")
     if rng.random() < 0.5:  # the channels last in memory
         spectra = channels_last(spectra)
