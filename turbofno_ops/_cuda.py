@@ -30,6 +30,7 @@ from turbofno_ops._stages import (
     Store,
     Synthesis,
     Window,
+    part_of,
 )
 from turbofno_ops._support import device_clusters, device_limits
 from turbofno_ops._tile_program import (
@@ -113,8 +114,8 @@ class CudaStages:
             return self.run(program, operands)
         done = self.tile(steps, operands)
         if done.out is not None:
-            return Results(out=window.of(done.out))
-        return Results(saved=window.of(self.plain(done.saved)))
+            return Results(out=part_of(done.out, window))
+        return Results(saved=part_of(self.plain(done.saved), window))
 
     def shape(
         self, *, batch: int, channels: int, x_channels: int, x_channel_first: bool, modes: int

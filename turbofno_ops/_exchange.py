@@ -41,17 +41,12 @@ def recut(slab: Slab, x: torch.Tensor, *, cut: int, to: int, points: int) -> tor
 
     def copy(piece: torch.Tensor, targets: Targets) -> None:
         for columns, packed in targets:
-            packed.copy_(columns_of(piece, to, columns))
+            packed.copy_(columns.of(piece, to))
 
     ((_, whole),) = exchanged(
         slab, x, cut=cut, to=to, points=points, shape=x.shape, dtype=x.dtype, pack=copy
     )
     return whole
-
-
-def columns_of(x: torch.Tensor, dim: int, columns: Rows) -> torch.Tensor:
-    """Return the view of some columns of a tensor that has all of them."""
-    return x.narrow(dim, columns.first, columns.count)
 
 
 def exchanged(

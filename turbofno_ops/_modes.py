@@ -26,6 +26,10 @@ class Rows:
         """Return all rows of an axis."""
         return cls(0, points, points)
 
+    def of(self, x: torch.Tensor, axis: int) -> torch.Tensor:
+        """Return the view of these rows of a tensor that has all of them."""
+        return x.narrow(axis, self.first, self.count)
+
 
 def frequencies(count: int, *, both_signs: bool) -> range | list[int]:
     """Return the kept integer frequencies of one axis, in FFT order.

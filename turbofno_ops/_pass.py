@@ -14,6 +14,7 @@ from turbofno_ops._activations import activate
 from turbofno_ops._channels import mode_major, pointwise
 from turbofno_ops._exchange import ROW_AXIS, rearrange_rows, recut
 from turbofno_ops._lower import Chain, Mix, Tile
+from turbofno_ops._modes import Rows
 from turbofno_ops._slab import Slab
 from turbofno_ops._stages import (
     MLP,
@@ -25,6 +26,7 @@ from turbofno_ops._stages import (
     Source,
     Stages,
     Window,
+    part_of,
 )
 from turbofno_ops._wide_maps import stored_channels
 from turbofno_ops.description import PaddingMode, PointwiseMap, Scaling, Size
@@ -71,7 +73,10 @@ class PaddedGrid:
         """The points that are not padding, or None if all points are wanted or the grid is cut into slabs."""
         if self.padded == self.grid or self.slab is not None:
             return None
-        return Window(tuple(before for before, _ in self.padding), self.grid)
+        return tuple(
+            Rows(before, n, points)
+            for n, (before, _), points in zip(self.grid, self.padding, self.padded, strict=True)
+        )
 
     def pad(self, x: torch.Tensor) -> torch.Tensor:
         """Pad [batch, channels, *grid] to [batch, channels, *padded]."""
@@ -93,7 +98,7 @@ class PaddedGrid:
         if self.padded == self.grid:
             return x
         if self.window is not None:
-            return self.window.of(x)
+            return part_of(x, self.window)
         assert self.slab is not None
         for axis, (n, (before, _)) in enumerate(zip(self.grid, self.padding, strict=True), start=2):
             if axis > ROW_AXIS:

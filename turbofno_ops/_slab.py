@@ -55,8 +55,7 @@ class Slab:
 
     def cut(self, field: torch.Tensor, axis: int) -> torch.Tensor:
         """Return the view of this process's rows of a whole field."""
-        rows = self.rows(field.shape[axis])
-        return field.narrow(axis, rows.first, rows.count)
+        return self.rows(field.shape[axis]).of(field, axis)
 
     def add_up(self, part: torch.Tensor) -> torch.Tensor:
         """Replace a contiguous tensor by its sum over the processes, and return it."""

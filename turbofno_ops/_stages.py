@@ -18,11 +18,13 @@ memory layout of fields is private to the stages; only `Source` and `Project` ha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 
+from turbofno_ops._modes import Rows
 from turbofno_ops.description import (
     MLP,
     Activate,
@@ -31,7 +33,6 @@ from turbofno_ops.description import (
     Affine,
     Normalize,
     PointwiseMap,
-    Size,
 )
 
 __all__ = [
@@ -54,10 +55,20 @@ __all__ = [
     "Store",
     "Synthesis",
     "Window",
+    "part_of",
 ]
 
 Field = Any
 """A real field in the stages' private layout."""
+Window = tuple[Rows, ...]
+"""A part of a grid: its rows on every axis."""
+
+
+def part_of(field: torch.Tensor, window: Sequence[Rows]) -> torch.Tensor:
+    """Return the part of a field [batch, channels, *grid, ..], as a view."""
+    for axis, rows in enumerate(window, start=2):
+        field = rows.of(field, axis)
+    return field
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,24 +147,6 @@ class Results:
     moments: torch.Tensor | None = None
     spectra: torch.Tensor | None = None  # by Analyze
     out: torch.Tensor | None = None  # by Project
-
-
-class Window(NamedTuple):
-    """A part of a grid: its first point and its points on every axis."""
-
-    first: Size
-    size: Size
-
-    @property
-    def rows(self) -> Window:
-        """The same without the last axis."""
-        return Window(self.first[:-1], self.size[:-1])
-
-    def of(self, field: torch.Tensor) -> torch.Tensor:
-        """Return the part of a field [batch, channels, *grid, ..], as a view."""
-        for axis, (first, count) in enumerate(zip(self.first, self.size, strict=True), start=2):
-            field = field.narrow(axis, first, count)
-        return field
 
 
 class Stages(Protocol):

@@ -108,7 +108,7 @@ class ChannelsLast:
 class Shape(NamedTuple):
     """Sizes that a program runs on and that its steps do not determine.
 
-    `grid` may be a window of a larger grid, `whole`, that of the fields and spectra that are read; `first` is its first point.
+    `grid` may be that of a `window` of a larger grid, that of the fields and spectra that are read.
     """
 
     batch: int
@@ -122,19 +122,18 @@ class Shape(NamedTuple):
     shared_bytes: int
     warpgroups: bool
     x_channel_first: bool = False
-    whole: Size | None = None
-    first: Size = ()
+    window: Window = ()
 
     @property
     def read_grid(self) -> Size:
         """The grid of the fields and spectra that are read."""
-        return self.grid if self.whole is None else self.whole
+        return tuple(rows.points for rows in self.window) or self.grid
 
     def part(self, window: Window) -> Shape | None:
         """Return the shape of a window of the grid, or None if it is none that the kernels compute (turbofno_window)."""
-        if window.first[-1] or self.grid[1:-2] != window.size[1:-2]:
+        if window[-1].first or any(rows.count < rows.points for rows in window[1:-2]):
             return None
-        return self._replace(grid=window.size, whole=self.grid, first=window.first)
+        return self._replace(grid=tuple(rows.count for rows in window), window=window)
 
 
 def kernel_steps(steps: tuple[Step, ...]) -> tuple[Step, ...]:
@@ -223,10 +222,10 @@ def _window(shape: Shape) -> _native.Window:
     *outer, points = shape.read_grid
     rows = pitch = math.prod(outer)
     first = 0
-    if shape.whole is not None and outer:
+    if shape.window and outer:
         rows, pitch = shape.grid[-2], outer[-1]
-        for size, at in zip(outer, shape.first[:-1], strict=True):
-            first = first * size + at
+        for axis in shape.window[:-1]:
+            first = first * axis.points + axis.first
     return _native.Window(
         outer=math.prod(outer), points=points, rows=rows, pitch=pitch, first=first
     )

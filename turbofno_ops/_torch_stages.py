@@ -29,6 +29,7 @@ from turbofno_ops._stages import (
     Store,
     Synthesis,
     Window,
+    part_of,
 )
 from turbofno_ops.description import PointwiseMap, Size
 
@@ -126,14 +127,13 @@ class _TileRun:
                 self.out = _apply_maps(y, maps, activation)
 
     def _part(self, field: torch.Tensor | None) -> torch.Tensor | None:
-        return field if field is None or self._window is None else self._window.of(field)
+        return field if field is None or self._window is None else part_of(field, self._window)
 
     def _synthesis(self, mixed: torch.Tensor) -> torch.Tensor:
-        points = self._stages.size[-1]
         if self._window is None:
-            return _gemm.synthesize_last(mixed, Rows.whole(points))
-        columns = Rows(self._window.first[-1], self._window.size[-1], points)
-        return _gemm.synthesize_last(self._window.rows.of(mixed), columns)
+            return _gemm.synthesize_last(mixed, Rows.whole(self._stages.size[-1]))
+        *others, last = self._window
+        return _gemm.synthesize_last(part_of(mixed, others), last)
 
     def _of_all(self, moments: torch.Tensor) -> torch.Tensor:
         """Return the moments over the whole grid."""

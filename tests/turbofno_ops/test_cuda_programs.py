@@ -18,6 +18,7 @@ from tests.turbofno_ops.split_field import split_field
 from turbofno_ops import PRECISIONS
 from turbofno_ops._cuda import CudaStages
 from turbofno_ops._fold import to_device
+from turbofno_ops._modes import Rows
 from turbofno_ops._spectral_product import row_modes
 from turbofno_ops._stages import (
     MLP,
@@ -38,6 +39,7 @@ from turbofno_ops._stages import (
     Store,
     Synthesis,
     Window,
+    part_of,
 )
 from turbofno_ops._tile_program import _packed, pieces
 from turbofno_ops._torch_stages import TorchStages
@@ -305,16 +307,16 @@ def test_common_programs_equal_float64(
 @needs_kernels
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
-    ("batch", "size", "window", "served"),
+    ("batch", "size", "first", "counts", "served"),
     [
-        (2, (40,), Window((0,), (33,)), True),
-        (3, (17, 130), Window((2, 0), (11, 121)), True),
-        (33, (12, 72), Window((0, 0), (8, 64)), True),
-        (2, (6, 9, 40), Window((1, 2, 0), (4, 5, 32)), True),
-        (1, (4, 4096), Window((0, 0), (3, 4000)), True),
-        (2, (3, 1, 4, 40), Window((1, 0, 1, 0), (2, 1, 3, 33)), True),
-        (2, (9, 40), Window((1, 3), (7, 33)), False),
-        (2, (3, 2, 4, 40), Window((0, 1, 0, 0), (3, 1, 4, 40)), False),
+        (2, (40,), (0,), (33,), True),
+        (3, (17, 130), (2, 0), (11, 121), True),
+        (33, (12, 72), (0, 0), (8, 64), True),
+        (2, (6, 9, 40), (1, 2, 0), (4, 5, 32), True),
+        (1, (4, 4096), (0, 0), (3, 4000), True),
+        (2, (3, 1, 4, 40), (1, 0, 1, 0), (2, 1, 3, 33), True),
+        (2, (9, 40), (1, 3), (7, 33), False),
+        (2, (3, 2, 4, 40), (0, 1, 0, 0), (3, 1, 4, 40), False),
     ],
 )
 @pytest.mark.parametrize("last", [False, True])
@@ -325,7 +327,8 @@ def test_a_window_is_part_of_the_whole(
     channels: int,
     batch: int,
     size: tuple[int, ...],
-    window: Window,
+    first: tuple[int, ...],
+    counts: tuple[int, ...],
     served: bool,
     last: bool,
     precision: str,
@@ -333,6 +336,7 @@ def test_a_window_is_part_of_the_whole(
     """Also where all else is NaN; `served`: the kernels compute it, else the whole is cropped."""
     steps = to_device(common_programs(channels)[name], torch.device("cuda"), torch.float32)
     modes = (*(1 for _ in size[1:]), 9)
+    window = tuple(map(Rows, first, counts, size))
     stages = stages_of(size, modes, precision)
     field = torch.randn(batch, channels, *size, device="cuda")
     mixed = torch.randn(batch, channels, *size[:-1], 10, dtype=torch.complex64, device="cuda")
@@ -351,17 +355,17 @@ def test_a_window_is_part_of_the_whole(
 
     def outside(values: torch.Tensor, of: Window) -> torch.Tensor:
         hidden = torch.full_like(values, math.nan)
-        of.of(hidden).copy_(of.of(values))
+        part_of(hidden, of).copy_(part_of(values, of))
         return hidden
 
     whole = given(field, mixed)
-    expected = window.of(stages.tile(steps, whole).out)
+    expected = part_of(stages.tile(steps, whole).out, window)
     shape = stages._shape(steps, whole)
     planned = stages.programs.prepare_part(steps, shape, window)
     at_once = name != "last layer projected by one map" or channels == 32
     assert (planned is not None) == (at_once and served)
     # a part whose kernel reads nothing else
-    hidden = given(outside(field, window), outside(mixed, window.rows))
+    hidden = given(outside(field, window), outside(mixed, window[:-1]))
     for operands in (whole, hidden) if planned else (whole,):
         poison()
         part = stages.tile(steps, operands, window).out

@@ -19,7 +19,7 @@ from turbofno_ops._stages import (
     Restore,
     Save,
     Synthesis,
-    Window,
+    part_of,
 )
 from turbofno_ops._torch_stages import TorchStages
 from turbofno_ops.description import PointwiseMap
@@ -76,9 +76,9 @@ def test_a_window_is_part_of_the_whole(draw: int) -> None:
         last = drawn.steps[-1]
         if isinstance(last, Project) or (isinstance(last, Save) and not last.moments):
             break
-    first = tuple(rng.randrange(n) for n in drawn.size)
-    size = tuple(rng.randint(1, n - at) for n, at in zip(drawn.size, first, strict=True))
-    window = Window(first, size)
+    first = [rng.randrange(n) for n in drawn.size]
+    counts = [rng.randint(1, n - at) for n, at in zip(drawn.size, first, strict=True)]
+    window = tuple(map(Rows, first, counts, drawn.size))
     stages = TorchStages(drawn.size, drawn.modes, drawn.size)
     saved = None if drawn.saved is None else drawn.saved.double()
     moments = None
@@ -91,7 +91,7 @@ def test_a_window_is_part_of_the_whole(draw: int) -> None:
     for found, expected in ((part.out, whole.out), (part.saved, whole.saved)):
         assert (found is None) == (expected is None)
         if expected is not None:
-            torch.testing.assert_close(found, window.of(expected), rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(found, part_of(expected, window), rtol=1e-10, atol=1e-10)
 
 
 def test_a_missing_operand_is_reported() -> None:

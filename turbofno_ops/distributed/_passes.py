@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from turbofno_ops._exchange import Targets, columns_of
+from turbofno_ops._exchange import Targets
 from turbofno_ops._support import gpu_refusal
 from turbofno_ops.fft import _kernels, _plan, _torch
 from turbofno_ops.fft._rule import kernels_are_faster_at_strides
@@ -53,7 +53,7 @@ def _by_kernels(transform: Transform, x: torch.Tensor, targets: Targets, to: int
     if dims:
         x = _kernels.run(x, transform.along(dims))
     for columns, out in targets:
-        given = columns_of(x, to, columns)
+        given = columns.of(x, to)
         if packing:
             _kernels.run(given, transform.along(packing), out)
         else:
@@ -64,4 +64,4 @@ def _by_torch(transform: Transform, x: torch.Tensor, targets: Targets, to: int) 
     """All axes in one call, without the factor, which costs nothing where columns are copied."""
     y = _torch.run(x, transform._replace(scaling="none")) if transform.axes else x
     for columns, out in targets:
-        torch.mul(columns_of(y, to, columns), transform.scale(transform.total), out=out)
+        torch.mul(columns.of(y, to), transform.scale(transform.total), out=out)
