@@ -26,7 +26,6 @@ from turbofno_ops._stages import (
     Source,
     Stages,
     Window,
-    part_of,
 )
 from turbofno_ops._wide_maps import stored_channels
 from turbofno_ops.description import PaddingMode, PointwiseMap, Scaling, Size
@@ -71,8 +70,11 @@ class PaddedGrid:
     @property
     def window(self) -> Window | None:
         """The points that are not padding, or None if all points are wanted or the grid is cut into slabs."""
-        if self.padded == self.grid or self.slab is not None:
-            return None
+        return None if self.padded == self.grid or self.slab is not None else self._inside
+
+    @property
+    def _inside(self) -> Window:
+        """The points that are not padding."""
         return tuple(
             Rows(before, n, points)
             for n, (before, _), points in zip(self.grid, self.padding, self.padded, strict=True)
@@ -97,15 +99,11 @@ class PaddedGrid:
         """Return [batch, channels, *grid] of a padded field, as a view if that is whole."""
         if self.padded == self.grid:
             return x
-        if self.window is not None:
-            return part_of(x, self.window)
-        assert self.slab is not None
-        for axis, (n, (before, _)) in enumerate(zip(self.grid, self.padding, strict=True), start=2):
-            if axis > ROW_AXIS:
-                x = x.narrow(axis, before, n)
-            elif n != self.padded[0]:
-                rows = range(before, before + n)
-                x = rearrange_rows(self.slab, x, self.padded[0], rows)
+        for axis, rows in enumerate(self._inside, start=2):
+            if axis > ROW_AXIS or self.slab is None:
+                x = rows.of(x, axis)
+            elif rows.count < rows.points:
+                x = rearrange_rows(self.slab, x, rows.points, range(rows.first, rows.stop))
         return x
 
     def _pad_rows(self, x: torch.Tensor, slab: Slab) -> torch.Tensor:
