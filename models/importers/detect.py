@@ -14,6 +14,7 @@ from torch import Tensor
 from turbofno.models.importers import neuraloperator, original, physicsnemo, the_well
 from turbofno.models.importers.archive import Archive, is_tar, is_zip
 from turbofno.models.importers.formats import Format
+from turbofno.models.importers.pickled_original import Pickled, shown_by
 from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.result import Imported, Options
 from turbofno.models.importers.safe_pickle import Stub
@@ -56,7 +57,7 @@ class Checkpoint:
     """The content of a foreign checkpoint.
 
     `settings` are the constructor's arguments, if they are known; `metadata` is PhysicsNeMo's metadata.json;
-    `padding`, `activations` and `norms` come from a pickled module of the original scripts.
+    `pickled` is what a pickled module of the original scripts shows.
     """
 
     format: Format
@@ -64,9 +65,7 @@ class Checkpoint:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     settings: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
-    padding: Any = None
-    activations: dict[str, str] = field(default_factory=dict)
-    norms: dict[original.Norm, set[float]] | None = None
+    pickled: Pickled | None = None
     read_from: tuple[str, ...] = ()
 
 
@@ -148,9 +147,7 @@ def _convert(checkpoint: Checkpoint, options: Options) -> Imported:
                 tensors,
                 options,
                 script="pdebench" if checkpoint.format == "pdebench" else None,
-                padding=checkpoint.padding,
-                activations=checkpoint.activations,
-                norms=checkpoint.norms,
+                pickled=checkpoint.pickled,
             )
 
 
@@ -229,19 +226,15 @@ def _read_torch(
     content, inside = _unwrapped(content)
     if inside:
         read_from.append(f"entry {inside}")
-    padding: Any = None
-    activations: dict[str, str] = {}
-    norms: dict[original.Norm, set[float]] | None = None
+    pickled: Pickled | None = None
     if isinstance(content, Stub) and "_modules" in content.attributes:
         read_from.append(f"a pickled {content.cls.qualified}, read without running code")
         module, content = content, module_state(content)
         with _refusing_inconsistency(path):
             settings = neuraloperator.settings_of(module) or settings
             if original.recognises(content):
-                activations = original.activations_in(module)
-                norms = original.norms_in(module)
-                padding = original.padding_in(module)
-                if forced is None and original.is_pdebench(module):
+                pickled = shown_by(module)
+                if forced is None and pickled.of_pdebench:
                     found = "pdebench"
     if not isinstance(content, dict):
         raise ImportRefused(f"{path} holds a {_kind(content)}, expected a state dict or a module")
@@ -266,7 +259,7 @@ def _read_torch(
     if found == "pdebench" and not original.recognises(content):
         found = None
     checkpoint = _from_tensors(path, content, settings, found, tuple(read_from))
-    return replace(checkpoint, padding=padding, activations=activations, norms=norms)
+    return replace(checkpoint, pickled=pickled)
 
 
 def _unwrapped(content: Any) -> tuple[Any, str]:

@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeGuard
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -37,12 +37,10 @@ from turbofno.models.importers.layout import (
     inside_wrapper,
     join_corners,
 )
+from turbofno.models.importers.pickled_original import NORM_EPS, Norm, Pickled
 from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.result import Imported, Options
-from turbofno.models.importers.safe_pickle import Named, Stub
-from turbofno.models.importers.torch_file import submodules
 
-Norm = Literal["none", "batch", "instance"]
 Grid = Literal["endpoints", "periodic", "cell-centres", "none"]
 Layout = Literal["in-out", "out-in"]
 Script = Literal["fourier_1d", "fourier_2d", "fourier_2d_time", "fourier_3d", "pdebench"]
@@ -57,8 +55,6 @@ _POSITIONS: dict[Grid, Positions] = {
     "cell-centres": "cell_centres",
     "none": "none",
 }
-_NORM_EPS = 1e-5
-_FUNCTIONS = {name.lower() for name in torch.nn.modules.activation.__all__} | {"sin", "cos"}
 _IN_AN_MLP = re.compile(r"(.*\.)?(mlp\d+|q)\.")
 
 
@@ -101,69 +97,12 @@ def recognises(keys: Collection[str]) -> bool:
     )
 
 
-def activations_in(module: Stub) -> dict[str, str]:
-    """The activations that a pickled module holds, as modules or functions, by dotted path."""
-    found = {}
-    for path, part in submodules(module).items():
-        if part.cls.module == "torch.nn.modules.activation":
-            found[path] = _described(part, part.cls.name)
-        for name, value in part.attributes.items():
-            where = f"{path}.{name}".removeprefix(".")
-            if _is_activation(value):
-                found[where] = value.name
-            elif isinstance(value, Stub) and value.cls.qualified == "functools.partial":
-                function, *_ = value.attributes.get("__state__") or (None,)
-                if _is_activation(function):
-                    found[where] = _described(value, function.name)
-    return found
-
-
-def is_pdebench(module: Stub) -> bool:
-    """True if a pickled module is, or holds, a network of the package pdebench."""
-    return any(part.cls.module.startswith("pdebench.") for part in submodules(module).values())
-
-
-def padding_in(module: Stub) -> Any:
-    """The attribute `padding` of the network in a pickled module, which may be a wrapper; None without it."""
-    for part in submodules(module).values():
-        if {"fc0", "p"} & set(part.attributes.get("_modules") or ()):
-            return part.attributes.get("padding")
-    return None
-
-
-def norms_in(module: Stub) -> dict[Norm, set[float]]:
-    """The eps of the norms that a pickled module holds, by kind."""
-    found: dict[Norm, set[float]] = {"batch": set(), "instance": set()}
-    for part in submodules(module).values():
-        name = re.fullmatch(r"(Batch|Instance)Norm[123]d", part.cls.name)
-        if name is not None and part.cls.module.startswith("torch."):
-            kind: Norm = "batch" if name[1] == "Batch" else "instance"
-            found[kind].add(part.attributes.get("eps", _NORM_EPS))
-    return found
-
-
-def _described(value: Stub, name: str) -> str:
-    """Our name of an activation with arguments, or one that is refused, if no setting replaces it."""
-    try:
-        return activation_of(value, "activation")
-    except ImportRefused:
-        return f"{name}(..)"
-
-
-def _is_activation(value: Any) -> TypeGuard[Named]:
-    """True for a function of torch that has a module of the same name, unlike losses and the like."""
-    torchs = isinstance(value, Named) and value.module.startswith("torch.")
-    return torchs and value.name.lower().replace("_", "") in _FUNCTIONS
-
-
 def import_original(
     tensors: Mapping[str, Tensor],
     options: Options,
     *,
     script: Script | None = None,
-    padding: Any = None,
-    activations: Mapping[str, str] | None = None,
-    norms: Mapping[Norm, Collection[float]] | None = None,
+    pickled: Pickled | None = None,
 ) -> Imported:
     """Convert a network of the original scripts.
 
@@ -171,9 +110,7 @@ def import_original(
         tensors: its state dict; a prefix of all keys, such as `module.`, is removed.
         options: overrides of the recipe.
         script: the script whose recipe applies; None: chosen by the shapes.
-        padding: the attribute `padding` of a pickled module.
-        activations: the activations that a pickled module holds, by dotted path.
-        norms: the eps of the norms that a pickled module holds, by kind; None: without a module.
+        pickled: what the pickled module of the tensors shows; None: without a module.
 
     Raises:
         ImportRefused: keys or shapes of no such script, unknown settings.
@@ -183,8 +120,10 @@ def import_original(
     found = _find(plain)
     source = Tensors({key.removeprefix("conv1."): t for key, t in plain.items()}
                      if found.generation == "A" else plain)  # fmt: skip
-    script = _script(found, options, script, stepping=bool((norms or {}).get("instance")))
+    norms = {} if pickled is None else pickled.norms
+    script = _script(found, options, script, stepping=bool(norms.get("instance")))
     usual = _recipe(found, script)
+    padding = None if pickled is None else pickled.padding
     if padding is not None and any(usual.padding) and options.given.get("padding") is None:
         if not isinstance(padding, int) or padding < 0:
             raise ImportRefused(
@@ -192,14 +131,14 @@ def import_original(
                 "follow each axis: --set padding=9,9"
             )
         usual = replace(usual, padding=tuple(padding if p else 0 for p in usual.padding))
-    if norms is not None:
+    if pickled is not None:
         # unlike a state dict, a module shows its instance norms, which have no parameters
         others: Norm = "none" if usual.norm == "instance" else usual.norm
         usual = replace(usual, norm="instance" if norms["instance"] else others)
     if found.generation == "C":
         # its class MLP calls F.gelu, whatever the network's activation
         usual = replace(usual, mlp_activation="gelu")
-    held = activations or {}
+    held = {} if pickled is None else pickled.activations
     of_mlps = {path: name for path, name in held.items() if _IN_AN_MLP.match(path)}
     outside = {path: name for path, name in held.items() if path not in of_mlps}
     usual = replace(
@@ -208,10 +147,10 @@ def import_original(
         mlp_activation=_only(of_mlps, "mlp_activation", options) or usual.mlp_activation,
     )
     recipe = _overridden(usual, found, options)
-    eps = {*(norms or {}).get(recipe.norm, ())} - {_NORM_EPS}
+    eps = {*norms.get(recipe.norm, ())} - {NORM_EPS}
     if eps:
         raise ImportRefused(
-            f"the {recipe.norm} norms of the pickled network have eps={eps.pop()}; only {_NORM_EPS} is supported"
+            f"the {recipe.norm} norms of the pickled network have eps={eps.pop()}; only {NORM_EPS} is supported"
         )
     name = f"original script {script}, generation {found.generation}" if script != "pdebench" else (
         "PDEBench FNO"
@@ -418,7 +357,7 @@ class _Reader:
             self.source.take(f"bn{i}.{part}").double()
             for part in ("weight", "bias", "running_mean", "running_var")
         )
-        scale = gamma / torch.sqrt(variance + _NORM_EPS)
+        scale = gamma / torch.sqrt(variance + NORM_EPS)
         return scale, beta - mean * scale
 
 

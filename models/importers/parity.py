@@ -343,8 +343,8 @@ def _pdebench(checkpoint: Checkpoint, imported: Imported) -> _Original:
         modes,
         checkpoint.tensors,
     )
-    if checkpoint.padding is not None:
-        network.padding = checkpoint.padding
+    if checkpoint.pickled is not None and checkpoint.pickled.padding is not None:
+        network.padding = checkpoint.pickled.padding
 
     def run(x: Tensor) -> Tensor:
         axes = [(torch.arange(n) + 0.5) / n for n in x.shape[2:]]

@@ -254,9 +254,11 @@ def test_activations_inside_and_outside_of_mlps_are_told_apart(
     checkpoint = read_checkpoint(saved_script(model, tmp_path, monkeypatch))
     arch = convert(checkpoint, Options()).architecture
     assert (arch.activation, arch.projection_activation) == ("silu", "tanh")
-    held = {**checkpoint.activations, "q.other": "relu"}
+    assert checkpoint.pickled is not None
+    held = {**checkpoint.pickled.activations, "q.other": "relu"}
+    pickled = replace(checkpoint.pickled, activations=held)
     with pytest.raises(ImportRefused, match=r"several.*tanh, relu.*--set mlp_activation="):
-        convert(replace(checkpoint, activations=held), Options())
+        convert(replace(checkpoint, pickled=pickled), Options())
 
 
 @pytest.mark.parametrize(
