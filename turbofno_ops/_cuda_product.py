@@ -130,7 +130,7 @@ class CudaProduct:
     def __call__(self, spectra: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         batch, c_in, *_, row = spectra.shape
         c_out = weight.shape[-1]
-        z, channels_last = array_of(spectra if c_out % 2 == 0 else spectra.contiguous())
+        z, channels_last = array_of(spectra, c_out)
         planned, channels_last = self._planned(batch, c_in, c_out, channels_last)
         for at, (name, structure, elements, axis) in enumerate(planned):
             if isinstance(structure, Product):

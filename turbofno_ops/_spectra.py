@@ -20,7 +20,10 @@ def empty(shape: tuple[int, ...], device: torch.device, *, channels_last: bool) 
     return array.movedim(-1, 1)
 
 
-def array_of(spectra: torch.Tensor) -> tuple[torch.Tensor, bool]:
-    """Return the array that spectra lie in, copied if kernels could not read it, and whether its channels are last."""
-    channels_last = spectra.shape[1] % 2 == 0 and not spectra.is_contiguous()
+def array_of(spectra: torch.Tensor, mixed: int = 0) -> tuple[torch.Tensor, bool]:
+    """Return the array that spectra lie in, copied if kernels could not read it, and whether its channels are last.
+
+    They are first if their number is odd, or that of the `mixed` ones that a product makes of them.
+    """
+    channels_last = spectra.shape[1] % 2 == mixed % 2 == 0 and not spectra.is_contiguous()
     return readable(spectra.movedim(1, -1) if channels_last else spectra), channels_last
