@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from turbofno_ops._activations import activate_in_place
+from turbofno_ops.description import PointwiseMap
+
 
 def mode_major(weight: torch.Tensor) -> torch.Tensor:
     """Return a view of [c_in, c_out, *modes] as [*modes, c_in, c_out]."""
@@ -26,6 +29,18 @@ def pointwise(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) 
     # baddbmm adds the bias in the same pass
     y = torch.bmm(matrices, flat) if bias is None else torch.baddbmm(bias[:, None], matrices, flat)
     return y.view(x.shape[0], len(weight), *x.shape[2:])
+
+
+def apply_maps(x: torch.Tensor, maps: tuple[PointwiseMap, ...], activation: str) -> torch.Tensor:
+    """Return the maps of x, one after another with the activation between them, as a new contiguous tensor."""
+    for i, linear in enumerate(maps):
+        x = pointwise(activate_in_place(x, activation) if i else x, linear.weight, linear.bias)
+    return x
+
+
+def bias_of(linear: PointwiseMap) -> torch.Tensor:
+    """Return the bias of a map, zeros if it has none."""
+    return linear.weight.new_zeros(len(linear.weight)) if linear.bias is None else linear.bias
 
 
 def skip_and_bias(

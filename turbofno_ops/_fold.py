@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import torch
 
 from turbofno_ops._activations import activate
+from turbofno_ops._channels import bias_of
 from turbofno_ops._stages import Project, Restore, Source, Step
 from turbofno_ops._wide_maps import stored_channels
 from turbofno_ops.description import (
@@ -197,7 +198,7 @@ def _lift(
     if activate(torch.zeros(1), activation).item() != 0:
         return _Lifted((Restore(),), first, in_torch=lifting)
     # biases multiply the channel of ones, which is zero in the padding, where the lifted field must be zero
-    columns = _with_bias_column(PointwiseMap(inner.weight, _bias(inner)))
+    columns = _with_bias_column(PointwiseMap(inner.weight, bias_of(inner)))
     lift = MLP(PointwiseMap(columns), activation, PointwiseMap(outer.weight))
     if outer.bias is None:
         return _Lifted((Source(), lift), first, ones=True)
@@ -223,10 +224,6 @@ def _with_hidden_bias(lift: MLP, bias: torch.Tensor) -> MLP:
     return MLP(
         PointwiseMap(torch.cat([lift.first.weight, row])), lift.activation, PointwiseMap(columns)
     )
-
-
-def _bias(linear: PointwiseMap) -> torch.Tensor:
-    return linear.weight.new_zeros(len(linear.weight)) if linear.bias is None else linear.bias
 
 
 def _with_bias_column(linear: PointwiseMap) -> torch.Tensor:
@@ -299,6 +296,6 @@ def _fold_projection(block: Block, linear: PointwiseMap) -> Block:
             shift = shift if step.shift is None else shift + step.shift
     columns = (linear.weight * scale).T.to(spectral.weight)
     weight = torch.tensordot(spectral.weight, columns, dims=([1], [0])).movedim(-1, 1)
-    bias = linear.weight @ shift + _bias(linear)
+    bias = linear.weight @ shift + bias_of(linear)
     skip = () if matrix is None else (AddMap(linear.weight @ matrix),)
     return (replace(spectral, weight=weight), *skip, Affine(None, bias))

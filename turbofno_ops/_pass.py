@@ -10,8 +10,7 @@ from typing import NamedTuple, overload
 import torch
 import torch.nn.functional as F
 
-from turbofno_ops._activations import activate
-from turbofno_ops._channels import mode_major, pointwise
+from turbofno_ops._channels import apply_maps, mode_major
 from turbofno_ops._exchange import ROW_AXIS, rearrange_rows, recut
 from turbofno_ops._lower import Chain, Mix, Tile
 from turbofno_ops._modes import Rows
@@ -28,7 +27,7 @@ from turbofno_ops._stages import (
     Window,
 )
 from turbofno_ops._wide_maps import stored_channels
-from turbofno_ops.description import PaddingMode, PointwiseMap, Scaling, Size
+from turbofno_ops.description import PaddingMode, Scaling, Size
 
 MakeStages = Callable[[Size, Size, Size], Stages]
 """Makes the stages of a grid, given the modes that its mix keeps and the grid that the mix returns."""
@@ -257,7 +256,7 @@ class Pass:
         if self._slab is not None:
             y = self._padded_grid.crop(y)
         if chain.tail:
-            y = _apply_maps(y.to(chain.dtype), chain.tail, chain.tail_activation)
+            y = apply_maps(y.to(chain.dtype), chain.tail, chain.tail_activation)
         if self._rescaling is not None:
             y = y * self._rescaling.std + self._rescaling.mean
         return y
@@ -293,7 +292,7 @@ class Pass:
         assert isinstance(first, Tile)
         x = buffer
         if chain.lifting:
-            x = _apply_maps(buffer, chain.lifting, chain.lifting_activation)
+            x = apply_maps(buffer, chain.lifting, chain.lifting_activation)
         if not self._pads_input:
             x = self._padded_grid.pad(x)
         match first.steps[0]:
@@ -374,12 +373,6 @@ def _stages_of(mixes: list[MixOnGrid], make: MakeStages) -> list[Stages]:
     wanted.append((last.out_size, last.modes, last.out_size))
     made = {key: make(*key) for key in dict.fromkeys(wanted)}
     return [made[key] for key in wanted]
-
-
-def _apply_maps(x: torch.Tensor, maps: tuple[PointwiseMap, ...], activation: str) -> torch.Tensor:
-    for i, linear in enumerate(maps):
-        x = pointwise(activate(x, activation) if i else x, linear.weight, linear.bias)
-    return x
 
 
 def bytes_per_element(chain: Chain, on_grid: list[MixOnGrid], field_dtype: torch.dtype) -> int:

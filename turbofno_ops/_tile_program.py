@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from turbofno_ops import _native
 from turbofno_ops._activations import parse_activation
+from turbofno_ops._channels import bias_of
 from turbofno_ops._stages import (
     MLP,
     Activate,
@@ -311,14 +312,10 @@ def _operands_of_maps(
     for first in before:
         of_first = StepOperands(
             first=_packed(first.weight, _HIDDEN, precision),
-            shift=_vector(_bias(first), round_up(first.weight.shape[0], _HIDDEN)),
+            shift=_vector(bias_of(first), round_up(first.weight.shape[0], _HIDDEN)),
         )
     second = _rows(last.weight, _HIDDEN) if dots else _packed(last.weight, out, precision)
-    return of_first._replace(second=second, second_shift=_vector(_bias(last), out))
-
-
-def _bias(map: PointwiseMap) -> torch.Tensor:
-    return map.weight.new_zeros(map.weight.shape[0]) if map.bias is None else map.bias
+    return of_first._replace(second=second, second_shift=_vector(bias_of(last), out))
 
 
 def _packed(weight: torch.Tensor, multiple: int, precision: str) -> torch.Tensor:

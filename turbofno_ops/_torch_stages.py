@@ -8,7 +8,7 @@ import torch
 
 from turbofno_ops import _gemm
 from turbofno_ops._activations import activate_in_place
-from turbofno_ops._channels import mix, pointwise
+from turbofno_ops._channels import apply_maps, mix, pointwise
 from turbofno_ops._modes import Rows, column_weights
 from turbofno_ops._slab import Slab
 from turbofno_ops._stages import (
@@ -31,7 +31,7 @@ from turbofno_ops._stages import (
     Window,
     part_of,
 )
-from turbofno_ops.description import PointwiseMap, Size
+from turbofno_ops.description import Size
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class _TileRun:
             case Activate(activation):
                 self._y = activate_in_place(self._own(), activation)
             case MLP(first, activation, second):
-                self._y, self._shared = _apply_maps(y, (first, second), activation), False
+                self._y, self._shared = apply_maps(y, (first, second), activation), False
             case Store():
                 self.stored, self._shared = y, True
             case Save(moments):
@@ -124,7 +124,7 @@ class _TileRun:
             case Analyze():
                 self.spectra = _gemm.analyze_last(y, self._stages.modes[-1])
             case Project(maps, activation):
-                self.out = _apply_maps(y, maps, activation)
+                self.out = apply_maps(y, maps, activation)
 
     def _part(self, field: torch.Tensor | None) -> torch.Tensor | None:
         return field if field is None or self._window is None else part_of(field, self._window)
@@ -158,12 +158,6 @@ def _required(operand: torch.Tensor | None) -> torch.Tensor:
 
 def _channelwise(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return values.view(-1, *[1] * (like.ndim - 2))
-
-
-def _apply_maps(y: torch.Tensor, maps: tuple[PointwiseMap, ...], activation: str) -> torch.Tensor:
-    for i, linear in enumerate(maps):
-        y = pointwise(activate_in_place(y, activation) if i else y, linear.weight, linear.bias)
-    return y
 
 
 def _moments(y: torch.Tensor) -> torch.Tensor:
