@@ -35,46 +35,35 @@ class Pickled:
 
 def shown_by(module: Stub) -> Pickled:
     """What a pickled module shows."""
+    activations: dict[str, str] = {}
+    norms: dict[Norm, set[float]] = {"batch": set(), "instance": set()}
+    paddings = []
     parts = submodules(module)
-    return Pickled(
-        activations=_activations(parts),
-        norms=_norms(parts),
-        padding=_padding(parts),
-        of_pdebench=any(part.cls.module.startswith("pdebench.") for part in parts.values()),
-    )
-
-
-def _activations(parts: dict[str, Stub]) -> dict[str, str]:
-    found = {}
     for path, part in parts.items():
-        if part.cls.module == "torch.nn.modules.activation":
-            found[path] = _described(part, part.cls.name)
-        for name, value in part.attributes.items():
-            where = f"{path}.{name}".removeprefix(".")
-            if _is_activation(value):
-                found[where] = value.name
-            elif isinstance(value, Stub) and value.cls.qualified == "functools.partial":
-                function, *_ = value.attributes.get("__state__") or (None,)
-                if _is_activation(function):
-                    found[where] = _described(value, function.name)
-    return found
-
-
-def _norms(parts: dict[str, Stub]) -> dict[Norm, set[float]]:
-    found: dict[Norm, set[float]] = {"batch": set(), "instance": set()}
-    for part in parts.values():
-        name = re.fullmatch(r"(Batch|Instance)Norm[123]d", part.cls.name)
-        if name is not None and part.cls.module.startswith("torch."):
-            kind: Norm = "batch" if name[1] == "Batch" else "instance"
-            found[kind].add(part.attributes.get("eps", NORM_EPS))
-    return found
-
-
-def _padding(parts: dict[str, Stub]) -> Any:
-    for part in parts.values():
+        activations |= _activations(path, part)
+        norm = re.fullmatch(r"(Batch|Instance)Norm[123]d", part.cls.name)
+        if norm is not None and part.cls.module.startswith("torch."):
+            kind: Norm = "batch" if norm[1] == "Batch" else "instance"
+            norms[kind].add(part.attributes.get("eps", NORM_EPS))
         if {"fc0", "p"} & set(part.attributes.get("_modules") or ()):
-            return part.attributes.get("padding")
-    return None
+            paddings.append(part.attributes.get("padding"))
+    of_pdebench = any(part.cls.module.startswith("pdebench.") for part in parts.values())
+    return Pickled(paddings[0] if paddings else None, activations, norms, of_pdebench)
+
+
+def _activations(path: str, part: Stub) -> dict[str, str]:
+    found = {}
+    if part.cls.module == "torch.nn.modules.activation":
+        found[path] = _described(part, part.cls.name)
+    for name, value in part.attributes.items():
+        where = f"{path}.{name}".removeprefix(".")
+        if _is_activation(value):
+            found[where] = value.name
+        elif isinstance(value, Stub) and value.cls.qualified == "functools.partial":
+            function, *_ = value.attributes.get("__state__") or (None,)
+            if _is_activation(function):
+                found[where] = _described(value, function.name)
+    return found
 
 
 def _described(value: Stub, name: str) -> str:
