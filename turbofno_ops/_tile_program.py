@@ -338,9 +338,7 @@ def _packed(weight: torch.Tensor, multiple: int, precision: str) -> torch.Tensor
 
 
 def _vector(values: torch.Tensor | None, width: int) -> torch.Tensor | None:
-    if values is None:
-        return None
-    return _rows(values, width)
+    return None if values is None else _rows(values, width)
 
 
 def _rows(values: torch.Tensor, width: int) -> torch.Tensor:

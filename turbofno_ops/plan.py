@@ -28,8 +28,9 @@ from turbofno_ops._stages import Stages
 from turbofno_ops._support import device_limits, gpu_refusal, product_refusal, program_refusal
 from turbofno_ops._tile_program import cached_operand_bytes
 from turbofno_ops._torch_stages import TorchStages
+from turbofno_ops._validation import check_precision
 from turbofno_ops._zero_channels import with_zero_channels
-from turbofno_ops.description import PRECISIONS, ChainRefused, FNODescription, Size, Spectral
+from turbofno_ops.description import ChainRefused, FNODescription, Size, Spectral
 
 _MAX_CHECKED_SHAPES = 4096
 
@@ -44,14 +45,7 @@ class _GridCheck(NamedTuple):
 
 
 class CompiledChain:
-    """A chain compiled for one device: its grids, its stages, its CUDA graphs. No gradients.
-
-    Attributes:
-        device: The device.
-        dtype: Dtype of input and output: float32, or float64 on a CPU if the description's weights are float64.
-        backend: 'cuda' (the CUDA kernels) or 'gemm' (plain torch).
-        precision: 'fp32', 'tf32' or 'bf16'; always 'fp32' on a CPU.
-    """
+    """A chain compiled for one device: its grids, its stages, its CUDA graphs. Attributes are those of `CompiledFNO`."""
 
     def __init__(
         self,
@@ -376,8 +370,7 @@ def lowered(
     description: FNODescription, device: torch.device | str, precision: str, max_batch: int
 ) -> tuple[Chain, torch.device, str]:
     """Check the arguments of `compile_fno`; return the chain on its device, the device, and the precision used there."""
-    if precision not in PRECISIONS:
-        raise ValueError(f"compile_fno: precision must be one of {PRECISIONS}, got {precision!r}")
+    check_precision("compile_fno", precision)
     if max_batch < 1:
         raise ValueError(f"compile_fno: max_batch must be at least 1, got {max_batch}")
     check(description)
