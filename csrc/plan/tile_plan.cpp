@@ -161,13 +161,14 @@ double cost(const turbofno_tile &t, const TilePlan &p, const Work &w) {
     const double table = p.synthesis_on_chip ? 0.0 : (p.wgmma ? 0.3 : 0.15) * chunks(2 * t.modes);
     const double direct = p.prefetch_first < 0 ? 0.2 * w.read_chunks : 0.0;
     const double alone = 1.0 + p.fragments * (products + 0.04 * w.elementwise) + 0.009 * w.hidden + table + direct;
-    // Warpgroups of 32 channels: more than four of them share the multiprocessor's time.
+    // Warpgroups of 32 channels: more than four of them share the multiprocessor's time, five where they take a row at once.
     const bool narrow = p.wgmma && p.fragments == 4;
+    const double at_once = p.split_tiles <= p.group_warps ? 20 : 16;
     const bool projects = t.step[t.steps - 1].kind == TURBOFNO_PROJECT;
     const double kind = w.mlps > 0 && !projects ? 1.15 : t.modes == 0 ? 1.08 : 0.82;
     const double wide = p.common && p.fragments > kMostFragments ? 0.7 : 1.0;
     const double pace = narrow ? (p.common ? 1.0 : 1.05) * kind : wide;
-    const double tile = pace * (narrow ? std::max(1.0, busy / 16) : 1.0) * alone;
+    const double tile = pace * (narrow ? std::max(1.0, busy / at_once) : 1.0) * alone;
 
     // Staging of spectra: a warp's blocks of 32 terms by 16 channels one after the other. A copy that is under way while the group
     // takes the tiles before costs less.
