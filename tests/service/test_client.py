@@ -407,11 +407,14 @@ def test_models_and_model_return_the_descriptions() -> None:
             return httpx.Response(200, json={"models": [{"name": "m"}]})
         if request.url.path == "/v1/models/m":
             return httpx.Response(200, json={"name": "m", "inputs": []})
+        if request.url.path == "/v1/models/m/versions/2":
+            return httpx.Response(200, json={"name": "m", "version": "2"})
         return httpx.Response(404, json={"detail": "no model"})
 
     with client_for(handler) as client:
         assert client.models() == [{"name": "m"}]
         assert client.model("m") == {"name": "m", "inputs": []}
+        assert client.model("m", version=2) == {"name": "m", "version": "2"}
         with pytest.raises(NotFound, match="no model"):
             client.model("other")
 

@@ -95,6 +95,18 @@ def test_predict_plot_draws_a_picture_of_a_served_model(
     assert cli.main([*arguments, "--plot", str(picture)]) == 0
     text = picture.read_text()
     assert text.count('<g id="axes_') >= 3
+    assert "u0" in text
+
+
+def test_predict_plot_names_the_channels_of_the_version(
+    url: str, field: Path, tmp_path: Path
+) -> None:
+    picture = tmp_path / "picture.svg"
+    arguments = ["predict", "tiny-1d", str(field), "-o", str(tmp_path / "o.npy"), "--url", url]
+    assert cli.main([*arguments, "--plot", str(picture), "--version", "7"]) == 0
+    text = picture.read_text()
+    assert "heat" in text
+    assert "u0" not in text
 
 
 @pytest.mark.usefixtures("repository")
