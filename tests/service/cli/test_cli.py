@@ -214,5 +214,5 @@ def test_the_command_without_the_service_names_the_extra_to_install(
     monkeypatch.setitem(sys.modules, "pydantic", None)
     assert entry_point() == 2
     error = capsys.readouterr().err
-    assert "pip install 'turbofno[serve]'" in error
+    assert "run `pip install '.[serve]'` in a checkout" in error
     assert error.count("\n") == 1
