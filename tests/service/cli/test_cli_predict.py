@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from turbofno.models.core.checkpoint import load_model
+from tests.service.tiny import tiny_config
+from turbofno.models.core.checkpoint import load_model, save_model
 from turbofno.models.core.fno import FNO
 from turbofno.models.zoo import TRAINED
 from turbofno.service import cli
@@ -54,6 +55,20 @@ def test_predict_local_follows_links_within_the_repository_and_no_others(
     weights.symlink_to(blob.rename(tmp_path / "elsewhere"))
     assert cli.main(arguments) == 1
     assert "leads out" in capsys.readouterr().err
+
+
+def test_predict_local_refuses_an_answer_that_is_not_finite_as_a_server_does(
+    repository: Path, field: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = load_model(repository / "tiny-1d").module
+    for parameter in module.parameters():
+        parameter.data.mul_(1e6)
+    save_model(repository / "tiny-1d", tiny_config(), module)
+    large, out = tmp_path / "large.npy", tmp_path / "o.npy"
+    np.save(large, 1e38 * np.load(field))
+    assert cli.main(["predict", "tiny-1d", str(large), "-o", str(out), "--local"]) == 1
+    assert "gave NaN or infinity for field 0 of 1" in capsys.readouterr().err
+    assert not out.exists()
 
 
 @pytest.mark.parametrize("grid", ["", "12x12", "a,b", "8,"])
