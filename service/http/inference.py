@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from turbofno.service.codec.grids import OUTPUT_GRID, Grid, from_network, to_network
-from turbofno.service.engine.interface import Fields, PredictRequest, PredictResult
+from turbofno.service.engine.interface import Fields, PredictRequest, PredictResult, Trust
 from turbofno.service.errors import PayloadTooLarge
 from turbofno.service.http.offload import heavy_to_encode, offload
 from turbofno.service.settings import env_name
@@ -103,10 +103,12 @@ def engine_request(call: Call, fields: Fields, seconds: float | None) -> Predict
     )
 
 
-async def warnings_of(call: Call, known: AnswerWarnings, result: PredictResult) -> tuple[str, ...]:
-    """Note the warnings of a prediction, to be counted; return their texts."""
-    heavy = known.reads_fields and heavy_to_encode(result.fields.size, as_json=False)
-    found = await offload(heavy, known.of_prediction, result.trust, result.fields)
+async def warnings_of(
+    call: Call, known: AnswerWarnings, trust: Trust, fields: Fields
+) -> tuple[str, ...]:
+    """Note the warnings of a prediction with these signals and outputs, to be counted; return their texts."""
+    heavy = known.reads_fields and heavy_to_encode(fields.size, as_json=False)
+    found = await offload(heavy, known.of_prediction, trust, fields)
     return count_warnings(call, found)
 
 
