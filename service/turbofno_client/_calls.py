@@ -151,7 +151,8 @@ class Calls(Exchange):
         """
         params: dict[str, int | str] = {"priority": priority} if priority else {}
         if output_grid is not None:
-            if not np.iterable(output_grid):
+            # The digits of "64" would be a grid of two axes.
+            if isinstance(output_grid, str) or not np.iterable(output_grid):
                 raise BadInput(
                     f"output_grid must have the points on each axis of the output, such as (64, 64), got {output_grid!r}"
                 )

@@ -140,6 +140,15 @@ def test_predict_sends_the_output_grid(grid: Sequence[int]) -> None:
     assert dict(seen[0].params) == {"output_grid": "64,32"}
 
 
+def test_an_output_grid_in_a_string_is_refused() -> None:
+    """Its digits would be the points: "64" a grid of 6 x 4."""
+    with (
+        client_for(doubling) as client,
+        pytest.raises(BadInput, match=r"such as \(64, 64\), got '64'"),
+    ):
+        client.predict("m", FIELD, output_grid="64")  # type: ignore[call-overload]
+
+
 def test_warnings_are_issued_by_predict_and_returned_by_predict_detailed() -> None:
     def handler(request: httpx.Request) -> httpx.Response:
         answer = doubling(request)
