@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -125,6 +126,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Convert a checkpoint of another library into a model that can be served. No code in the file is "
         "executed. Formats and options: docs/reference/import.md.",
     )
+    # As in Python 3.14: means like -1,2 and -1e-3 are no options. Before, only -1 and -1.5 are taken for numbers.
+    imports._negative_number_matcher = re.compile(r"-\.?\d")
     import_arguments.add_arguments(imports)
     imports.add_argument(
         "--repository",
