@@ -15,7 +15,8 @@ def main() -> int:
         from turbofno.service.system import keep_freed_memory
     except ModuleNotFoundError as error:
         sys.stderr.write(
-            f"turbofno: the service is not installed (no module {error.name!r}); pip install 'turbofno[serve]'\n"
+            f"turbofno: the service is not installed (no module {error.name!r}): run `pip install '.[serve]'` in a checkout "
+            "of turbofno\n"
         )
         return 2
     keep_freed_memory()

@@ -124,7 +124,7 @@ class FrameWarnings:
 
     def __init__(self, config: ModelConfig, grid: Grid) -> None:
         self._warnings = AnswerWarnings(config, grid)
-        self._inputs = config.inputs
+        self._sides = config.inputs, config.outputs
         self._reported: set[str] = set()
 
     def of(self, frame: Frame) -> tuple[AnswerWarning, ...]:
@@ -138,7 +138,8 @@ class FrameWarnings:
         return tuple(new)
 
     def _of_state(self, frame: Frame) -> tuple[AnswerWarning, ...]:
-        """A warning if the fields are beyond the bounds of the input that they are for the next step."""
+        """A warning if the fields are beyond the bounds of the input that they are for the next step, or of the output."""
         if frame.fields is None or BOUNDS in self._reported:
             return ()
-        return _of_bounds(frame.fields, self._inputs)
+        found = (_of_bounds(frame.fields, channels) for channels in self._sides)
+        return next(filter(None, found), ())

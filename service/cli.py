@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -125,6 +126,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Convert a checkpoint of another library into a model that can be served. No code in the file is "
         "executed. Formats and options: docs/reference/import.md.",
     )
+    # As in Python 3.14: means like -1,2 and -1e-3 are no options. Before, only -1 and -1.5 are taken for numbers.
+    imports._negative_number_matcher = re.compile(r"-\.?\d")
     import_arguments.add_arguments(imports)
     imports.add_argument(
         "--repository",
@@ -342,20 +345,26 @@ def _predict(arguments: argparse.Namespace) -> int:
             output_grid=",".join(map(str, grid)) if grid else None,
         )
         answer, warnings = local.fields, local.warnings
-        signature: _Signature = (local.config.inputs, local.config.outputs, local.config.grid)
+        signature: _Signature | None = (
+            local.config.inputs,
+            local.config.outputs,
+            local.config.grid,
+        )
     else:
         with Client(_url(arguments), api_key=os.environ.get(API_KEY_VARIABLE)) as client:
             prediction = client.predict_detailed(
                 arguments.model, fields, version=arguments.version, output_grid=grid
             )
             answer, warnings = prediction.fields, prediction.warnings
-            signature = _signature(client.model(arguments.model))
+            signature = None
+            if arguments.plot is not None:
+                signature = _signature(client.model(arguments.model, version=arguments.version))
     for warning in warnings:
         sys.stderr.write(f"turbofno: warning: {warning}\n")
     with arguments.output.open("wb") as file:
         np.save(file, answer)
     sys.stderr.write(f"turbofno: wrote {arguments.output}: float32 {list(answer.shape)}\n")
-    if arguments.plot is not None:
+    if signature is not None and arguments.plot is not None:
         _plot(arguments.plot, fields, answer, signature, title=arguments.model)
     return 0
 

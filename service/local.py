@@ -17,6 +17,7 @@ from turbofno.service.codec.grids import from_network, parse_output_grid, to_net
 from turbofno.service.engine.out_of_memory import out_of_memory
 from turbofno.service.engine.runnable import Ran
 from turbofno.service.errors import NotFound, Unavailable
+from turbofno.service.pipeline.batch import check_outputs
 from turbofno.service.runtime.device import resolve_device
 from turbofno.service.runtime.forward import Forward
 
@@ -76,7 +77,7 @@ def predict_local(
     Raises:
         NotFound: the repository has no such model or version.
         CheckpointError: the checkpoint cannot be loaded.
-        BadRequest, InvalidField: the model cannot take this array, or cannot answer on that grid.
+        BadRequest, InvalidField: the model cannot take this array, cannot answer on that grid, or gave NaN or infinity.
         Unavailable: out of memory.
     """
     folder = find_checkpoint(root, name, version)
@@ -102,6 +103,7 @@ def predict_local(
             f"there is not enough free memory to run model {name!r} on {len(fields)} fields at once: "
             "split them, or use a coarser grid"
         ) from None
+    check_outputs(answer, name)
     if grid is not None:
         answer = from_network(answer, grid, config)
     (values,) = arrays_from_fields(answer, config, form).values()

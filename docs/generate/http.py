@@ -107,8 +107,8 @@ def operations() -> list[tuple[str, str, str, dict[str, Any]]]:
 with mkdocs_gen_files.open("reference/http.md", "w") as page:
     page.write(_INTRODUCTION)
     page.write(
-        "\nWhere a path names a model, `/versions/{version}` behind the name asks for one version; "
-        "otherwise the newest answers.\n"
+        "\nBehind the name of a model `/versions/{version}` asks for one version; otherwise the newest answers. Cards, "
+        "samples and solutions are those of the newest.\n"
     )
     for tag, group in groupby(operations(), key=lambda entry: entry[0]):
         page.write(f"\n## {tag[0].upper()}{tag[1:]}\n\n")

@@ -188,7 +188,7 @@ def _scheduling(parameters: dict[str, Any]) -> tuple[int, int | None]:
                 f"parameter '{name[:80]}' is a JSON {json_type(value)}, expected a string, number "
                 f"or boolean"
             )
-    priority = _integer(parameters, "priority") or 0
+    priority = _integer(parameters, "priority", most=10, named="10, the lowest") or 0
     # As for Triton, a timeout of 0 means no timeout.
     return priority, _integer(parameters, "timeout") or None
 
@@ -334,13 +334,16 @@ def _object(document: dict[str, Any], key: str, *, where: str) -> dict[str, Any]
     return value
 
 
-def _integer(parameters: dict[str, Any], key: str) -> int | None:
+def _integer(
+    parameters: dict[str, Any], key: str, *, most: int = (1 << 63) - 1, named: str = "2^63 - 1"
+) -> int | None:
+    """The parameter, 0 to `most`, which an error calls `named`; None without it."""
     value = parameters.get(key)
     if value is None:
         return None
-    if type(value) is not int or not 0 <= value < 1 << 63:
+    if type(value) is not int or not 0 <= value <= most:
         raise BadRequest(
-            f"parameter '{key}' is {shown(value)}, expected an integer from 0 to 2^63 - 1"
+            f"parameter '{key}' is {shown(value)}, expected an integer from 0 to {named}"
         )
     return value
 

@@ -39,6 +39,7 @@ _ERRORS = {
 }
 _RESPONSES = error_responses("/v1/models", _ERRORS)
 _Name = Annotated[str, Path(description="name of a model", examples=["burgers-1d"])]
+_Version = Annotated[str, Path(description="version of the model", examples=["1"])]
 
 
 class Signature(BaseModel):
@@ -105,7 +106,15 @@ async def list_models(request: Request) -> ModelList:
 async def describe_model(request: Request, name: _Name) -> ModelDescription:
     """The newest version's full signature: channels, units, grid limits, parameter ranges, measured errors."""
     context = context_of(request)
-    return _description(context, context.engine.config(name))
+    return _description(context, context.engine.config(name), f"/v1/models/{name}")
+
+
+@router.get("/v1/models/{name}/versions/{version}", tags=["models"], responses=_RESPONSES)
+async def describe_version(request: Request, name: _Name, version: _Version) -> ModelDescription:
+    """One version's full signature; `card` and `reference` are those of the newest."""
+    context = context_of(request)
+    config = context.engine.config(name, version)
+    return _description(context, config, f"/v1/models/{name}/versions/{version}")
 
 
 @router.get(
@@ -162,7 +171,8 @@ def _summary(context: AppContext, status: ModelStatus) -> ModelSummary:
     )
 
 
-def _description(context: AppContext, config: ModelConfig) -> ModelDescription:
+def _description(context: AppContext, config: ModelConfig, path: str) -> ModelDescription:
+    """The description of a model that `path` names."""
     base = f"/v1/models/{config.name}"
     parameters = parameters_of(config.pde) if context.solver else None
     return ModelDescription(
@@ -171,7 +181,7 @@ def _description(context: AppContext, config: ModelConfig) -> ModelDescription:
         output=_signature("output", config.outputs, config),
         smallest_grid=config.architecture.smallest_grid,
         **{name: getattr(config, name) for name in _OF_CONFIG},
-        predict=f"{base}:predict",
+        predict=f"{path}:predict",
         card=f"{base}/card",
         reference=None
         if parameters is None

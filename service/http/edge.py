@@ -247,8 +247,9 @@ class Edge(HttpToolsProtocol):
                     return False
                 data = self._without_upgrade() + data[upgrade.args[0] :]
                 self._expect_head()
-            except httptools.HttpParserError:
-                self.send_400_response("Invalid HTTP request received.")
+            except httptools.HttpParserError as error:
+                # The parser's texts are its own: none repeats what was sent.
+                self.send_400_response(f"these bytes are no HTTP/1.1 request: {error}")
                 return False
             else:
                 return True

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 
 from turbofno.service.codec.fields import bytes_of
+from turbofno.service.codec.negotiate import weighted
 from turbofno.service.errors import BlowUp, ServiceError
 from turbofno.service.http.offload import heavy_to_encode, offload
 
@@ -52,8 +53,8 @@ SERVER_SENT_EVENTS = StreamFormat("text/event-stream", _server_sent_event)
 
 
 def accepted_format(accept: str) -> StreamFormat | None:
-    """The stream format that Accept names, if any; a wildcard matches none."""
-    names = [item.partition(";")[0].strip().lower() for item in accept.split(",")]
+    """The stream format that Accept names, if any, and does not exclude by q=0; a wildcard matches none."""
+    names = [name for name, quality in weighted(accept) if quality != 0]
     return next((one for one in (RECORDS, SERVER_SENT_EVENTS) if one.media_type in names), None)
 
 

@@ -6,8 +6,9 @@ import math
 import time
 from typing import TYPE_CHECKING
 
+from turbofno.service.codec.fields import answered_grid
 from turbofno.service.codec.grids import OUTPUT_GRID, Grid, from_network, to_network
-from turbofno.service.engine.interface import Fields, PredictRequest, PredictResult
+from turbofno.service.engine.interface import Fields, PredictRequest, PredictResult, Trust
 from turbofno.service.errors import PayloadTooLarge
 from turbofno.service.http.offload import heavy_to_encode, offload
 from turbofno.service.settings import env_name
@@ -72,10 +73,10 @@ async def _run_on_training_grid(
 def _hold_interpolated(call: Call, count: int, output_grid: Grid) -> None:
     """Reserve memory for input and output on the training grid, and for the answer: a small body can ask for a large one."""
     config = call.served.config
-    channels = config.architecture
-    inside = channels.in_channels + channels.out_channels
-    values = inside * math.prod(config.grid.training)
-    size = 4 * count * (values + channels.out_channels * math.prod(output_grid))
+    channels, training = config.architecture, config.grid.training
+    points = math.prod(answered_grid(training, config)) + math.prod(output_grid)
+    values = channels.in_channels * math.prod(training) + channels.out_channels * points
+    size = 4 * count * values
     most = call.context.settings.max_inflight_bytes
     if size > most:
         raise PayloadTooLarge(
@@ -103,10 +104,12 @@ def engine_request(call: Call, fields: Fields, seconds: float | None) -> Predict
     )
 
 
-async def warnings_of(call: Call, known: AnswerWarnings, result: PredictResult) -> tuple[str, ...]:
-    """Note the warnings of a prediction, to be counted; return their texts."""
-    heavy = known.reads_fields and heavy_to_encode(result.fields.size, as_json=False)
-    found = await offload(heavy, known.of_prediction, result.trust, result.fields)
+async def warnings_of(
+    call: Call, known: AnswerWarnings, trust: Trust, fields: Fields
+) -> tuple[str, ...]:
+    """Note the warnings of a prediction with these signals and outputs, to be counted; return their texts."""
+    heavy = known.reads_fields and heavy_to_encode(fields.size, as_json=False)
+    found = await offload(heavy, known.of_prediction, trust, fields)
     return count_warnings(call, found)
 
 

@@ -92,7 +92,7 @@ async def infer(call: Call) -> Reply:
     del body, fields, request
     result = await work
     call.note_result(result)
-    warnings = await warnings_of(call, known, result)
+    warnings = await warnings_of(call, known, result.trust, result.fields)
     started = time.perf_counter()
     heavy = heavy_to_encode(result.fields.size, as_json=not binary)
     answer = await offload(

@@ -24,7 +24,9 @@ _OTHERS = {
 
 
 class InferParameters(Struct):
-    priority: Annotated[int, Meta(ge=0, description="1 is highest, 10 lowest, 0 counts as 5")] = 0
+    priority: Annotated[
+        int, Meta(ge=0, le=10, description="1 is highest, 10 lowest, 0 counts as 5")
+    ] = 0
     timeout: Annotated[int, Meta(ge=0, description="microseconds in the queue")] | UnsetType = UNSET
     binary_data_output: bool = False
     output_grid: (

@@ -121,7 +121,7 @@ async def predict(call: Call) -> Reply:
     del fields
     result = await work
     call.note_result(result)
-    warnings = await warnings_of(call, known, result)
+    warnings = await warnings_of(call, known, result.trust, result.fields)
     trust_status = served.why_no_trust(result.trust)
     headers = [(b"x-batch-size", ", ".join(map(str, result.batch_sizes)).encode())]
     headers += trust_headers(result.trust)

@@ -10,7 +10,7 @@ from turbofno.service.engine.vjp import VjpShapes, join, part
 from turbofno.service.errors import NotAcceptable, UnsupportedMediaType
 from turbofno.service.http import openapi
 from turbofno.service.http.call import Call, Operation, Reply
-from turbofno.service.http.inference import count_warnings, run_model
+from turbofno.service.http.inference import run_model, warnings_of
 from turbofno.service.http.parameters import PRIORITY, flag, seconds_allowed
 from turbofno.service.http.predict import codecs, fields_reply, read_arrays
 from turbofno.service.http.route import route
@@ -102,8 +102,8 @@ async def vjp(call: Call) -> Reply:
         call, rows, priority=parameters.priority, seconds=parameters.seconds, vjp=shapes
     )
     call.note_result(result)
-    warnings = count_warnings(call, served.warnings(shapes.input[1:]).of_grids)
     gradients, outputs = part(result.fields, shapes)
+    warnings = await warnings_of(call, served.warnings(shapes.input[1:]), {}, outputs)
     wanted = outputs if parameters.output else None
     return await fields_reply(
         call, arrays_from_vjp(gradients, wanted, served.config, form), result.backend, result.precision,

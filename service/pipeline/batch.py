@@ -252,13 +252,20 @@ def _check_finite(part: Slice, rows: Fields | None) -> None:
     if rows is None:
         assert ticket.request.output_buffer is not None
         rows = part.of(ticket.request.output_buffer)
+    source = "values" if ticket.request.vjp is None else "values, or its cotangent's,"
+    check_outputs(rows, ticket.kind.flow.model, first=part.start, of=ticket.size, source=source)
+
+
+def check_outputs(
+    rows: Fields, model: str, *, first: int = 0, of: int | None = None, source: str = "values"
+) -> None:
+    """Raise InvalidField if outputs hold NaN or infinity; they are those of the fields from `first` on, of so many."""
     finite = np.isfinite(rows.reshape(len(rows), -1)).all(1)
     if finite.all():
         return
-    source = "values" if ticket.request.vjp is None else "values, or its cotangent's,"
     raise InvalidField(
-        f"model {ticket.kind.flow.model!r} gave NaN or infinity for field {part.start + int(np.argmin(finite))} of "
-        f"{ticket.size} (counted from 0): its {source} are probably far outside the training range; "
+        f"model {model!r} gave NaN or infinity for field {first + int(np.argmin(finite))} of "
+        f"{len(rows) if of is None else of} (counted from 0): its {source} are probably far outside the training range; "
         "compare them with the input statistics in the model's description"
     )
 

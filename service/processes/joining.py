@@ -4,12 +4,14 @@ request of many fields costs.
 
 from __future__ import annotations
 
+import math
 from copy import copy
 from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec.structs import replace
 
+from turbofno.service.codec.fields import answered_grid
 from turbofno.service.engine.interface import Fields, Joined, PredictRequest, PredictResult
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ def alike(turn: Sequence[Asked[int]], most: int) -> Iterator[Sequence[Asked[int]
         if not 0 < fields.nbytes <= MOST_BYTES or request.trace:
             yield (asked,)
             continue
-        size, channels, *_ = shape = fields.shape
+        size, *_ = shape = fields.shape
         key = (
             request.model, request.version, id(request.config), shape[1:], request.priority, request.vjp, request.client,
             request.deadline and request.deadline // DEADLINES_APART,
@@ -56,18 +58,20 @@ def alike(turn: Sequence[Asked[int]], most: int) -> Iterator[Sequence[Asked[int]
         if size > rooms.get(key, -1):
             if key in groups:
                 yield groups[key]
-            largest = max(fields.nbytes, fields.nbytes // channels * _output_channels(request))
+            largest = max(fields.nbytes, fields.itemsize * size * math.prod(_output_shape(request)))
             groups[key], rooms[key] = [], min(most, MOST_JOINED_BYTES * size // largest)
         groups[key].append(asked)
         rooms[key] -= size
     yield from groups.values()
 
 
-def _output_channels(request: PredictRequest) -> int:
+def _output_shape(request: PredictRequest) -> tuple[int, ...]:
+    """The shape of the output of one field, whose grid is another one if the model's layers change the resolution."""
+    _, channels, *grid = request.fields.shape
     if request.vjp is not None:
-        return request.fields.shape[1]
+        return channels, *grid
     assert request.config is not None
-    return request.config.architecture.out_channels
+    return request.config.architecture.out_channels, *answered_grid(tuple(grid), request.config)
 
 
 def join(several: Sequence[Asked[int]], memory: SlotMemory) -> PredictRequest:
@@ -78,11 +82,11 @@ def join(several: Sequence[Asked[int]], memory: SlotMemory) -> PredictRequest:
     """
     request, *others = [asked.request for asked in several]
     fields = request.fields
-    size, _, *grid = fields.shape
+    size = len(fields)
     if others:
         request = _joined([request, *others])
         size = sum([one.size for one in request.joined])
-    request.output_buffer = memory.array((size, _output_channels(request), *grid))
+    request.output_buffer = memory.array((size, *_output_shape(request)))
     if fields.nbytes <= MOST_BYTES:
         request.fields = memory.array((size, *fields.shape[1:]))
         np.concatenate([fields, *[other.fields for other in others]], out=request.fields)

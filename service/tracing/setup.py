@@ -34,7 +34,8 @@ def start() -> None:
         from opentelemetry.sdk.trace import TracerProvider
     except ImportError as error:
         raise ValueError(
-            f"tracing needs OpenTelemetry: pip install 'turbofno[otel]' ({error})"
+            "tracing needs OpenTelemetry: run `pip install '.[serve,otel]'` in a checkout of turbofno "
+            f"({error})"
         ) from None
     if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return

@@ -151,7 +151,8 @@ class Calls(Exchange):
         """
         params: dict[str, int | str] = {"priority": priority} if priority else {}
         if output_grid is not None:
-            if not np.iterable(output_grid):
+            # The digits of "64" would be a grid of two axes.
+            if isinstance(output_grid, str) or not np.iterable(output_grid):
                 raise BadInput(
                     f"output_grid must have the points on each axis of the output, such as (64, 64), got {output_grid!r}"
                 )
@@ -426,9 +427,16 @@ class Calls(Exchange):
         body = yield from self._json("/v1/models", "models", list)
         return list(body["models"])
 
-    def model(self, name: str) -> Steps[dict[str, Any]]:
-        """Describe one model: channels with units, grid limits, PDE, measured errors. Raises the errors of `predict`."""
-        return (yield from self._json(_path(name), "name", str))
+    def model(self, name: str, *, version: str | int | None = None) -> Steps[dict[str, Any]]:
+        """Describe one model: channels with units, grid limits, PDE, measured errors.
+
+        Args:
+            name, version: as `model` and `version` of `predict`.
+
+        Raises:
+            TurboFNOError: as `predict`.
+        """
+        return (yield from self._json(_path(name, version), "name", str))
 
     def card(self, name: str) -> Steps[str]:
         """Return the model card in Markdown: intended use, training, measured errors.

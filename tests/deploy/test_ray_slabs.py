@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 if not os.environ.get("TEST_RAY"):
     pytest.skip("takes a minute and needs Ray: make test-ray runs it", allow_module_level=True)
-ray = pytest.importorskip("ray", reason="needs pip install 'turbofno[ray]'")
+ray = pytest.importorskip("ray", reason="needs Ray: make test-ray")
 
 from tests.deploy.ray_cluster import replicas, serve_run, until  # noqa: E402 - imports Ray
 

@@ -124,3 +124,18 @@ def test_a_state_beyond_the_bounds_of_the_input_warns_with_its_first_frame() -> 
         "step 3: field 1, channel 'rho', grid point [3] is -2, expected above 0, the physical bound"
     )
     assert some.of(Frame(4, state)) == ()
+
+
+def test_a_state_beyond_the_bounds_of_the_output_alone_warns_too() -> None:
+    """:predict warns of it; the input may have no bounds, or wider ones."""
+    free = Channel(name="rho")
+    bounded = free.model_copy(update={"maximum": 1.5})
+    config = tiny_config().model_copy(update={"inputs": (free,), "outputs": (bounded,)})
+    some = FrameWarnings(config, (16,))
+    state = np.ones((1, 1, 16), np.float32)
+    assert some.of(Frame(1, state)) == ()
+    (one,) = some.of(Frame(2, 2 * state))
+    assert one.reason == BOUNDS
+    assert one.text.startswith(
+        "step 2: field 0, channel 'rho', grid point [0] is 2, expected at most 1.5"
+    )

@@ -140,6 +140,15 @@ def test_predict_sends_the_output_grid(grid: Sequence[int]) -> None:
     assert dict(seen[0].params) == {"output_grid": "64,32"}
 
 
+def test_an_output_grid_in_a_string_is_refused() -> None:
+    """Its digits would be the points: "64" a grid of 6 x 4."""
+    with (
+        client_for(doubling) as client,
+        pytest.raises(BadInput, match=r"such as \(64, 64\), got '64'"),
+    ):
+        client.predict("m", FIELD, output_grid="64")  # type: ignore[call-overload]
+
+
 def test_warnings_are_issued_by_predict_and_returned_by_predict_detailed() -> None:
     def handler(request: httpx.Request) -> httpx.Response:
         answer = doubling(request)
@@ -407,11 +416,14 @@ def test_models_and_model_return_the_descriptions() -> None:
             return httpx.Response(200, json={"models": [{"name": "m"}]})
         if request.url.path == "/v1/models/m":
             return httpx.Response(200, json={"name": "m", "inputs": []})
+        if request.url.path == "/v1/models/m/versions/2":
+            return httpx.Response(200, json={"name": "m", "version": "2"})
         return httpx.Response(404, json={"detail": "no model"})
 
     with client_for(handler) as client:
         assert client.models() == [{"name": "m"}]
         assert client.model("m") == {"name": "m", "inputs": []}
+        assert client.model("m", version=2) == {"name": "m", "version": "2"}
         with pytest.raises(NotFound, match="no model"):
             client.model("other")
 

@@ -381,6 +381,17 @@ def test_small_chunks_do_not_count_as_header(strict: Server) -> None:
         assert read_response(connection)[0] == 200
 
 
+def test_a_request_that_breaks_http_is_told_the_rule(strict: Server) -> None:
+    with strict.connect() as connection:
+        connection.sendall(
+            b"POST /v1/models/tiny-1d:predict HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Length: 4\r\nContent-Length: 5\r\n\r\n"
+        )
+        status, body = read_response(connection)
+    assert status == 400
+    assert b"no HTTP/1.1 request: Duplicate Content-Length" in body
+
+
 def test_anything_but_http_is_a_bad_request(strict: Server) -> None:
     with strict.connect() as connection:
         connection.sendall(b"\x16\x03\x01\r\n\r\n")

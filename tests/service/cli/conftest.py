@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from tests.service.tiny import save_tiny, tiny_config
+from turbofno.models.core.config import Channel
 from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
@@ -35,8 +36,11 @@ def field(tmp_path: Path) -> Path:
     return path
 
 
+_MODELS = ("/v1/models/tiny-1d", "/v1/models/tiny-1d/versions/7")
+
+
 class _Server(BaseHTTPRequestHandler):
-    """A fake server: the list of models, one model, a prediction of two channels."""
+    """A fake server: the list of models, one model and an older version of it, a prediction of two channels."""
 
     def do_GET(self) -> None:
         config = tiny_config()
@@ -49,7 +53,10 @@ class _Server(BaseHTTPRequestHandler):
             broken |= {"backend": "", "precision": "", "execution": "", "execution_reason": ""}
             listing = [summary | {"description": config.description}, broken]
             self._answer(200, orjson.dumps({"models": listing}))
-        elif self.path == "/v1/models/tiny-1d":
+        elif self.path in _MODELS:
+            heat = (Channel(name="heat"),)
+            older = {"inputs": heat} if self.path in _MODELS[1:] else {}
+            config = config.model_copy(update=older)
             inputs, outputs, grid = (
                 config.model_dump(mode="json")[key] for key in ("inputs", "outputs", "grid")
             )
@@ -60,7 +67,7 @@ class _Server(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         array = np.load(io.BytesIO(self.rfile.read(int(self.headers["content-length"]))))
-        if not self.path.startswith("/v1/models/tiny-1d:predict"):
+        if self.path.partition(":")[0] not in _MODELS:
             self._answer(404, orjson.dumps({"detail": "there is no model 'other'"}))
             return
         buffer = io.BytesIO()

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -206,6 +206,22 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"turbofno {VERSION}\n"
 
 
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [("-1.5", (-1.5,)), ("-1,2", (-1.0, 2.0)), ("-.5,-3", (-0.5, -3.0)), ("-1.5e-3", (-1.5e-3,))],
+)
+def test_import_takes_negative_means(
+    monkeypatch: pytest.MonkeyPatch, text: str, means: tuple[float, ...]
+) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(
+        "turbofno.models.importers.command.run", lambda arguments, _: given.append(arguments) or 0
+    )
+    options = ["--name", "m", "--input-mean", text, "--output-mean", text]
+    assert cli.main(["import", "x.pt", *options]) == 0
+    assert (given[0].input_mean, given[0].output_mean) == (means, means)
+
+
 def test_the_command_without_the_service_names_the_extra_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,5 +230,5 @@ def test_the_command_without_the_service_names_the_extra_to_install(
     monkeypatch.setitem(sys.modules, "pydantic", None)
     assert entry_point() == 2
     error = capsys.readouterr().err
-    assert "pip install 'turbofno[serve]'" in error
+    assert "run `pip install '.[serve]'` in a checkout" in error
     assert error.count("\n") == 1

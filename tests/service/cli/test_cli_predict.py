@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from turbofno.models.core.checkpoint import load_model
+from tests.service.tiny import tiny_config
+from turbofno.models.core.checkpoint import load_model, save_model
 from turbofno.models.core.fno import FNO
 from turbofno.models.zoo import TRAINED
 from turbofno.service import cli
@@ -56,6 +57,20 @@ def test_predict_local_follows_links_within_the_repository_and_no_others(
     assert "leads out" in capsys.readouterr().err
 
 
+def test_predict_local_refuses_an_answer_that_is_not_finite_as_a_server_does(
+    repository: Path, field: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = load_model(repository / "tiny-1d").module
+    for parameter in module.parameters():
+        parameter.data.mul_(1e6)
+    save_model(repository / "tiny-1d", tiny_config(), module)
+    large, out = tmp_path / "large.npy", tmp_path / "o.npy"
+    np.save(large, 1e38 * np.load(field))
+    assert cli.main(["predict", "tiny-1d", str(large), "-o", str(out), "--local"]) == 1
+    assert "gave NaN or infinity for field 0 of 1" in capsys.readouterr().err
+    assert not out.exists()
+
+
 @pytest.mark.parametrize("grid", ["", "12x12", "a,b", "8,"])
 def test_predict_refuses_an_invalid_output_grid(
     field: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], grid: str
@@ -95,6 +110,18 @@ def test_predict_plot_draws_a_picture_of_a_served_model(
     assert cli.main([*arguments, "--plot", str(picture)]) == 0
     text = picture.read_text()
     assert text.count('<g id="axes_') >= 3
+    assert "u0" in text
+
+
+def test_predict_plot_names_the_channels_of_the_version(
+    url: str, field: Path, tmp_path: Path
+) -> None:
+    picture = tmp_path / "picture.svg"
+    arguments = ["predict", "tiny-1d", str(field), "-o", str(tmp_path / "o.npy"), "--url", url]
+    assert cli.main([*arguments, "--plot", str(picture), "--version", "7"]) == 0
+    text = picture.read_text()
+    assert "heat" in text
+    assert "u0" not in text
 
 
 @pytest.mark.usefixtures("repository")

@@ -205,6 +205,11 @@ SIZE = {"binary_data_size": 16}
         ({"r_parameters": {"x": None}}, b"", "parameter 'x'"),
         ({"r_parameters": {"priority": -1}}, b"", "priority"),
         ({"r_parameters": {"priority": 1.5}}, b"", "priority"),
+        (
+            {"r_parameters": {"priority": 11}},
+            b"",
+            "'priority' is 11, expected an integer from 0 to 10",
+        ),
         ({"r_parameters": {"timeout": "1"}}, b"", "timeout"),
         ({"r_parameters": {"timeout": 2**63}}, b"", "timeout"),
         ({"r_parameters": 3}, b"", "'parameters' of the request"),

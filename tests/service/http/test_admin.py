@@ -52,6 +52,25 @@ def test_description_has_the_full_signature(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_one_version_has_a_description_of_its_own(tmp_path: Path) -> None:
+    save_tiny(tmp_path, version="2")
+    save_tiny(tmp_path, version="3", n_dim=2)
+
+    async def main() -> None:
+        async with serving(tmp_path) as (client, _):
+            older = (await client.get("/v1/models/tiny-1d/versions/2")).json()
+            newest = (await client.get("/v1/models/tiny-1d")).json()
+            assert [older["version"], newest["version"]] == ["2", "3"]
+            assert [len(one["grid"]["training"]) for one in (older, newest)] == [1, 2]
+            assert older["predict"] == "/v1/models/tiny-1d/versions/2:predict"
+            assert older["card"] == newest["card"] == "/v1/models/tiny-1d/card"
+            missing = await client.get("/v1/models/tiny-1d/versions/4")
+            assert missing.status_code == 404
+            assert "has no version '4'" in missing.json()["detail"]
+
+    asyncio.run(main())
+
+
 def test_broken_model_makes_the_service_unready_with_its_reason(tmp_path: Path) -> None:
     save_tiny(tmp_path)
     (tmp_path / "bad").mkdir()

@@ -177,6 +177,26 @@ def test_predict_too_large_answer_is_413_and_one_that_does_not_fit_now_is_429() 
     asyncio.run(run())
 
 
+def test_memory_for_a_network_that_changes_the_resolution_counts_its_own_grid() -> None:
+    async def run(limit: int) -> httpx.Response:
+        async with serving(max_body_bytes=4000, max_json_bytes=4000, max_inflight_bytes=limit) as (
+            client,
+            engine,
+        ):
+            for key, config in engine.configs.items():
+                finer = {"resolution_scaling": ((8.0,),)}
+                architecture = config.architecture.model_copy(update=finer)
+                engine.configs[key] = config.model_copy(update={"architecture": architecture})
+            content = written(NPY, drawn(8, n=30))
+            path = PREDICT.format("tiny-1d") + "?output_grid=8"
+            return await client.post(path, content=content, headers={"Content-Type": NPY})
+
+    # For 30 fields 16 values of the input on the training grid, 2 * 128 of the network's output, 2 * 8 of the answer.
+    response = asyncio.run(run(4 * 30 * (16 + 2 * 128 + 2 * 8) - 1))
+    assert response.status_code == 413
+    assert f"take {4 * 30 * (16 + 2 * 128 + 2 * 8)} bytes" in problem(response)["detail"]
+
+
 def requests_counted(metrics: str) -> float:
     lines = [
         line for line in metrics.splitlines() if line.startswith("turbofno_prediction_warnings")

@@ -148,6 +148,9 @@ def test_a_stream_of_records(query: str, steps: list[int]) -> None:
 def test_a_stream_of_server_sent_events() -> None:
     response = post("steps=4&frames=2", accept=f"text/html, {SSE};q=0.9")
     assert response.headers["content-type"].startswith(SSE)
+    # which excludes it
+    refused = post("steps=4&frames=2", accept=f"{NPY}, {SSE};q=0")
+    assert refused.headers["content-type"] == NPY
     found = events(response.text)
     kinds = [(one["event"], one.get("step")) for one in found]
     assert kinds == [

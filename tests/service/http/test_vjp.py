@@ -72,6 +72,24 @@ def test_output_is_included_on_request(form: str) -> None:
     np.testing.assert_array_equal(found["output"], 2 * V)
 
 
+def test_an_output_beyond_a_physical_bound_warns_as_the_prediction_does() -> None:
+    async def run() -> tuple[httpx.Response, str]:
+        async with serving() as (client, engine):
+            for key, config in engine.configs.items():
+                u, v = config.outputs
+                outputs = (u.model_copy(update={"minimum": 1e6}), v)
+                engine.configs[key] = config.model_copy(update={"outputs": outputs})
+            answer = await client.post(PATH, json=BODY)
+            return answer, (await client.get("/metrics")).text
+
+    answer, metrics = asyncio.run(run())
+    assert answer.status_code == 200
+    words = "field 0, channel 'u', grid point [0] is "
+    assert answer.headers["x-warning"].startswith(words)
+    (counted,) = re.findall(r'warnings_total{.*reason="bounds".*} (?!0)(.*)', metrics)
+    assert float(counted) == 1
+
+
 def test_channels_by_name_and_units() -> None:
     inputs = {"u0": X[0, 0], "cotangent.u": V[0, 0], "cotangent.v": V[0, 1]}
     response, _ = post(

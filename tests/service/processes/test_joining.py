@@ -25,6 +25,14 @@ from turbofno.service.processes.joining import MOST_BYTES, alike
 pytestmark = pytest.mark.timeout(20)
 
 CONFIG = rollable_config()
+FINER = CONFIG.model_copy(
+    update={
+        "architecture": CONFIG.architecture.model_copy(
+            update={"resolution_scaling": ((2.0,), (2.0,)), "n_layers": 2}
+        )
+    }
+)
+"""It answers on a grid of four times as many points."""
 
 
 class Doubler(Engine):
@@ -59,7 +67,8 @@ class Doubler(Engine):
 
 def asking(link: EngineLink, *values: float, **options: Any) -> asyncio.Task[PredictResult]:
     fields = np.repeat(np.float32(values)[:, None, None], 8, axis=2)
-    request = PredictRequest("m", None, fields, f"id-{values[0]:g}", config=CONFIG, **options)
+    options = {"config": CONFIG, **options}
+    request = PredictRequest("m", None, fields, f"id-{values[0]:g}", **options)
     return asyncio.create_task(link.predict(request))
 
 
@@ -185,6 +194,24 @@ def test_few_bytes_are_joined() -> None:
     wide = CONFIG.model_copy(update={"architecture": architecture})
     half = [asked(MOST_BYTES // 64, config=wide) for _ in range(10)]
     assert [len(group) for group in alike(half, 10**6)] == [4, 4, 2]
+    half = [asked(MOST_BYTES // 64, config=FINER) for _ in range(10)]
+    assert [len(group) for group in alike(half, 10**6)] == [4, 4, 2]
+
+
+def test_outputs_have_the_grid_of_layers_that_change_the_resolution() -> None:
+    async def main() -> None:
+        engine = Doubler(hold=True)
+        async with linked(engine) as (_, link, _):
+            waiting = [asking(link, 1.0, config=FINER), asking(link, 2.0, 3.0, config=FINER)]
+            await until(lambda: bool(engine.asked))
+            request, _ = engine.asked[0]
+            assert request.fields.shape == (3, 1, 8)
+            assert request.output_buffer is not None
+            assert request.output_buffer.shape == (3, 1, 32)
+            for one in waiting:
+                one.cancel()
+
+    asyncio.run(main())
 
 
 def test_each_gets_its_own_error() -> None:

@@ -30,7 +30,9 @@ from tests.service.processes.running import (
     running,
     until,
 )
-from tests.service.tiny import save_tiny
+from tests.service.tiny import save_tiny, tiny_config
+from turbofno.models.core.checkpoint import load_model, save_model
+from turbofno.models.core.fno import FNO
 from turbofno.models.core.regrid import at_points, band_limited
 
 if TYPE_CHECKING:
@@ -38,13 +40,16 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from turbofno.models.core.fno import FNO
-
     Array = NDArray[np.float32]
 
 pytestmark = pytest.mark.timeout(150)
 
 HANG_SECONDS = 2.5
+_TINY = tiny_config("tiny-finer")
+FINER = _TINY.model_copy(
+    update={"architecture": _TINY.architecture.model_copy(update={"resolution_scaling": ((2.0,),)})}
+)
+"""Its layer doubles the points."""
 SHARED = 4 * 2**20
 
 
@@ -59,6 +64,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, modules: dict[str, FNO]
     root = tmp_path_factory.mktemp("zoo")
     modules["tiny-1d"] = save_tiny(root)
     modules["tiny-2d"] = save_tiny(root, "tiny-2d", n_dim=2)
+    save_model(root / "tiny-finer", FINER, FNO(FINER.architecture).eval())
     return root
 
 
@@ -278,6 +284,19 @@ def test_answers_on_other_grids_are_right_and_warned_of(
     assert after - before == off
 
 
+def test_a_model_that_changes_the_resolution_answers_on_its_own_grid(
+    service: Service, repository: Path
+) -> None:
+    fields = generator().standard_normal((3, 1, 15), np.float32)
+    truth = expected(load_model(repository / "tiny-finer").module, fields)
+    assert truth.shape == (3, 2, 30)
+    with service.client() as client:
+        for way in (by_npy, by_json, by_safetensors):
+            answer, values = way(client, "tiny-finer", fields)
+            assert answer.status_code == 200, answer.text
+            assert is_right(values(), truth)
+
+
 def test_front_ends_agree_on_models_and_counters(service: Service) -> None:
     def answers(path: str) -> set[str]:
         return {service.get(path).text for _ in range(12)}
@@ -292,7 +311,7 @@ def test_front_ends_agree_on_models_and_counters(service: Service) -> None:
     assert service.post("/v2/repository/models/tiny-2d/load").status_code == 200
     assert service.post("/v2/repository/models/nothing/load").status_code == 404
     until(lambda: len(answers("/v1/models")) == 1, 2)
-    assert [model["state"] for model in service.get("/v1/models").json()["models"]] == ["READY"] * 2
+    assert [model["state"] for model in service.get("/v1/models").json()["models"]] == ["READY"] * 3
 
 
 def test_every_front_end_refuses_foreign_hosts_and_pages(service: Service) -> None:

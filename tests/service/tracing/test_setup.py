@@ -78,7 +78,8 @@ sys.exit(main())
     answer = python(serve, "serve", *where)
     assert answer.returncode == 1
     assert (
-        "cannot start: tracing needs OpenTelemetry: pip install 'turbofno[otel]'" in answer.stderr
+        "cannot start: tracing needs OpenTelemetry: run `pip install '.[serve,otel]'`"
+        in answer.stderr
     )
     assert "Traceback" not in answer.stderr
 
