@@ -4,7 +4,7 @@ try:
     import torch as _torch  # noqa: F401
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "turbofno_ops needs PyTorch: install the build for your machine, or `pip install 'turbofno[ops]'`"
+        "turbofno_ops needs PyTorch: install the build for your machine, or run `pip install '.[ops]'` in a checkout"
     ) from error
 
 from turbofno_ops._activations import ACTIVATIONS
