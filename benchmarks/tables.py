@@ -21,6 +21,7 @@ COMPARISONS = ROOT / "README.md", ROOT / "docs" / "explanation" / "comparison.md
 PICTURE = "gpu_heatmap.png"
 _PEER_ERRORS = ("eager", "torch.compile")
 _ISSUED = ("eager, call", "eager, graph")
+_MANY_MODES = 1.25  # floor with spectra over floor, from which on both are shown
 
 
 def _by(rows: list[Row], *keys: str) -> list[list[Row]]:
@@ -45,16 +46,16 @@ def _of(row: Row | None, key: str) -> Any:
     return None if row is None else row[key]
 
 
-def _floors(row: Row | None) -> str | None:
+def _floors(row: Row | None, floor: str = "floor ms") -> str | None:
     if row is None:
         return None
-    return f"{cell(row['ms'])} ({times(row['ms'] / row['floor ms'])})"
+    return f"{cell(row['ms'])} ({times(row['ms'] / row[floor])})"
 
 
 def gpu_layers(rows: list[Row]) -> list[str]:
     """The section of Fourier layers: times against the floor, speed-ups, errors."""
     layers = _by(rows, "layer")
-    times, gains, errors = [], [], []
+    times, spectra, gains, errors = [], [], [], []
     for of in layers:
         chained, alone = (
             _find(of, "turbofno in a chain", "fp32"),
@@ -70,6 +71,10 @@ def gpu_layers(rows: list[Row]) -> list[str]:
                 *(_floors(compiled), _floors(direct)),
             ]
         )
+        if of[0]["floor with spectra ms"] > _MANY_MODES * of[0]["floor ms"]:
+            of_chain = (_find(of, "turbofno in a chain", p) for p in PRECISIONS)
+            shown = (_floors(row, "floor with spectra ms") for row in of_chain)
+            spectra.append([label, of[0]["floor with spectra ms"], *shown])
         gains.append(
             [
                 *(label, _ratio(_find(of, "eager, call"), chained), _ratio(eager, chained)),
@@ -104,6 +109,9 @@ def gpu_layers(rows: list[Row]) -> list[str]:
             ],
             times,
         ),
+        "Where spectra are larger than a quarter of the field, layers in a chain against the time to read and write both once:",
+        "",
+        *markdown(["layer", "floor with spectra", *PRECISIONS], spectra),
         "How many times faster at fp32:",
         "",
         *markdown(

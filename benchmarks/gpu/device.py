@@ -53,9 +53,9 @@ def described(rows: Iterable[Mapping[str, object]], where: Machine) -> Iterator[
     return ({**row, **asdict(where)} for row in rows)
 
 
-def floor_ms(values: int, bytes_each: int, bandwidth: float, *, weight_bytes: int = 0) -> float:
-    """Milliseconds to read a field of `values` once and write it once (and read the weights) at `bandwidth` bytes/s."""
-    return (2 * values * bytes_each + weight_bytes) / bandwidth * 1e3
+def floor_ms(values: int, bytes_each: int, bandwidth: float, *, modes: int = 0) -> float:
+    """Milliseconds to read a field of `values` once and write it once (and `modes` complex64 ones) at `bandwidth` bytes/s."""
+    return 2 * (values * bytes_each + modes * 8) / bandwidth * 1e3
 
 
 def copy_bandwidth() -> float:

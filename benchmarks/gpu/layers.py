@@ -208,6 +208,7 @@ def measure(
         *_others(layer, inputs, expected, compiled=compiled),
     ]
     times = iter(milliseconds([run for c in candidates for run in c.runs], seconds=seconds))
+    kept = layer.batch * layer.channels * math.prod(layer.modes)
     rows = []
     for c in candidates:
         ms = next(times) - (next(times) if c.less is not None else 0.0)
@@ -220,7 +221,7 @@ def measure(
                 "precision": c.precision,
                 "ms": ms / (c.layers_each or len(inputs.fields)),
                 "floor ms": floor(),
-                "floor with weights ms": floor(weight_bytes=inputs.weight.nbytes),
+                "floor with spectra ms": floor(modes=kept),
                 "relative L2 error": c.error,
             }
         )

@@ -28,6 +28,7 @@ def layer_row(what: str, precision: str, ms: float, error: float) -> dict[str, o
         "precision": precision,
         "ms": ms,
         "floor ms": 0.05 if precision == "bf16" else 0.1,
+        "floor with spectra ms": 0.1 if precision == "bf16" else 0.16,
         "relative L2 error": error,
     }
 
@@ -65,6 +66,10 @@ def test_layers_are_compared_with_the_peers_best(tmp_path: Path) -> None:
     assert times["chain, bf16"] == "0.1 (2x)"
     assert times["PyTorch eager"] == "1 (10x)"
     assert times["torch.compile"] == ""
+    with_spectra = cells(page, "floor with spectra")
+    assert with_spectra["floor with spectra"] == "0.16"
+    assert with_spectra["fp32"] == "0.2 (1.25x)"
+    assert with_spectra["bf16"] == "0.1 (1x)"
     gains = cells(page, "chain: eager by calls")
     assert gains["chain: eager by calls"] == "15x"
     assert gains["chain: eager"] == "5x"
