@@ -21,7 +21,6 @@ COMPARISONS = ROOT / "README.md", ROOT / "docs" / "explanation" / "comparison.md
 PICTURE = "gpu_heatmap.png"
 _PEER_ERRORS = ("eager", "torch.compile")
 _ISSUED = ("eager, call", "eager, graph")
-_MANY_MODES = 1.25  # floor with spectra over floor, from which on both are shown
 
 
 def _by(rows: list[Row], *keys: str) -> list[list[Row]]:
@@ -71,10 +70,9 @@ def gpu_layers(rows: list[Row]) -> list[str]:
                 *(_floors(compiled), _floors(direct)),
             ]
         )
-        if of[0]["floor with spectra ms"] > _MANY_MODES * of[0]["floor ms"]:
-            of_chain = (_find(of, "turbofno in a chain", p) for p in PRECISIONS)
-            shown = (_floors(row, "floor with spectra ms") for row in of_chain)
-            spectra.append([label, of[0]["floor with spectra ms"], *shown])
+        of_chain = (_find(of, "turbofno in a chain", p) for p in PRECISIONS)
+        shown = (_floors(row, "floor with spectra ms") for row in of_chain)
+        spectra.append([label, of[0]["floor with spectra ms"], *shown])
         gains.append(
             [
                 *(label, _ratio(_find(of, "eager, call"), chained), _ratio(eager, chained)),
@@ -109,7 +107,7 @@ def gpu_layers(rows: list[Row]) -> list[str]:
             ],
             times,
         ),
-        "Where spectra are larger than a quarter of the field, layers in a chain against the time to read and write both once:",
+        "Layers in a chain against the time to read and write the field and its spectra once (in bfloat16 only the field is smaller):",
         "",
         *markdown(["layer", "floor with spectra", *PRECISIONS], spectra),
         "How many times faster at fp32:",

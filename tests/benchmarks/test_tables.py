@@ -179,7 +179,7 @@ def test_floor_reads_once_and_writes_once() -> None:
     values = 32 * 64 * 128 * 128
     assert floor_ms(values, 4, 4e12) == pytest.approx(0.0671, rel=1e-3)
     assert floor_ms(values, 2, 4e12) == pytest.approx(0.0671 / 2, rel=1e-3)
-    assert floor_ms(0, 4, 4e12, weight_bytes=4 * 10**9) == pytest.approx(1.0)
+    assert floor_ms(0, 4, 4e12, modes=25 * 10**7) == pytest.approx(1.0)
 
 
 def test_served_rates_are_shares_of_the_models_best_rate(tmp_path: Path) -> None:
