@@ -35,7 +35,10 @@ ROOT = Path(__file__).resolve().parents[2]
 _PIPELINE = "tests/service/runtime/test_device_pipeline.py"
 OVERLAP = f"{_PIPELINE}::test_copies_and_kernels_overlap"
 """Compares times, so it runs alone."""
-_SECOND_CARD = f"{_PIPELINE}::test_models_run_on_a_device_that_is_not_the_default"
+_SECOND_CARD = (
+    f"{_PIPELINE}::test_models_run_on_a_device_that_is_not_the_default",
+    "tests/turbofno_ops/test_plan_cuda.py::test_a_network_runs_on_its_card_whatever_the_current_one_is",
+)
 _CORES_PER_PART = 2
 _MAX_SECONDS = 540  # of a part
 _LAST_WORDS_SECONDS = 15  # of one that is stopped
@@ -145,7 +148,7 @@ def parts() -> list[Part]:
         Part("zoo", [python, str(here / "zoo_errors.py")]),
         _pytest("distributed", f"{ops}/test_distributed.py", "-k", "on_gpus", alone=True),
         _pytest(
-            "devices", "tests/service/processes/test_devices.py", OVERLAP, _SECOND_CARD, alone=True
+            "devices", "tests/service/processes/test_devices.py", OVERLAP, *_SECOND_CARD, alone=True
         ),
         _pytest("groups", "tests/service/processes/test_groups.py", "-k", "not cpu", alone=True),
     ]

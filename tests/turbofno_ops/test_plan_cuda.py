@@ -307,6 +307,26 @@ def test_later_calls_do_not_overwrite_a_result(plain: FNO) -> None:
     assert torch.equal(first, kept)
 
 
+def test_gradients_and_autocast_of_the_caller_change_nothing(plain: FNO) -> None:
+    x = field(plain, 4, SIZE).cuda()
+    expected, chain = compiled(plain)(x), compiled(plain)
+    with torch.autocast("cuda", torch.bfloat16):
+        results = [chain(x.clone().requires_grad_()) for _ in range(2)]
+    for result in results:
+        assert torch.equal(result, expected)
+        assert not result.requires_grad
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_network_runs_on_its_card_whatever_the_current_one_is(plain: FNO) -> None:
+    x = field(plain, 5, SIZE)
+    chain = compile_fno(plain.description(), device="cuda:1", max_batch=8)
+    with torch.cuda.device(0):
+        results = [chain(x.to("cuda:1")) for _ in range(3)]
+    assert {result.device.index for result in results} == {1}
+    assert all(relative_l2(y.cpu(), truth(plain, x)) < LIMITS["fp32"] for y in results)
+
+
 def test_out_of_memory_is_raised_and_recoverable(plain: FNO) -> None:
     chain = compiled(plain, max_batch=64, graphs=GraphCache(max_bytes=2**40))
     x = field(plain, 4, SIZE).cuda()
