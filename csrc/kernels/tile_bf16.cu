@@ -1,4 +1,4 @@
-#include "tile_program.cuh"
+#include "tile_kernels.cuh"
 
 namespace turbofno {
 
