@@ -476,8 +476,9 @@ def over_cards(lines: list[Row]) -> list[str]:
         "",
         f"{measured[0]['gpu']}, PyTorch {where['torch']}, commit {where['commit']}, {where['at'][:10]}; `python -m",
         "benchmarks.distributed`. float32, one process a card, NCCL. Efficiency: the time of one card, divided by cards and",
-        "time; that of an FFT of slabs refers to plain PyTorch on one card. Collectives: their time alone, without anything",
-        "to hide behind. Rows with a citation are published, of A100 cards. [How it works](explanation/slabs.md).",
+        "time; that of an FFT of slabs refers to plain PyTorch on one card. Collectives: calls of them alone, with the host's",
+        "time to launch them, which a network's CUDA graph does not take. Rows with a citation are published, of A100 cards.",
+        "[How it works](explanation/slabs.md).",
         "",
         *markdown(
             ["what", "cards", "grid", "ms", "efficiency", "collectives, ms", "GiB a card"],
