@@ -480,6 +480,9 @@ def _sample(
     seed: int | None, grid: int | None, parameters: Mapping[str, float] | None
 ) -> dict[str, int | float]:
     """The query of a sample, without values that are None."""
+    for name in ("seed", "grid", "steps"):
+        if name in (parameters or {}):
+            raise BadInput(f"{name} is an argument of its own, not one of `parameters`")
     chosen = {"seed": seed, "grid": grid}
     return {
         **(parameters or {}),

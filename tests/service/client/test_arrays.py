@@ -162,6 +162,11 @@ def test_a_sample_and_its_solution_are_requested_by_seed() -> None:
     assert "content-type" not in solved.headers
 
 
+def test_arguments_of_a_sample_are_not_given_as_its_parameters() -> None:
+    with Recorder(b"").client() as client, pytest.raises(BadInput, match="seed is an argument"):
+        client.sample("m", 7, parameters={"seed": 3})
+
+
 def test_a_field_is_sent_to_the_solver() -> None:
     field = generator().random((5, 5), "f4")
     server = Recorder(npy(field))
