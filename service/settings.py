@@ -111,6 +111,7 @@ class Settings(BaseSettings):
 
     host: str = Field(
         default="127.0.0.1",
+        min_length=1,
         description="Address to listen on. The default accepts connections from this machine only; 0.0.0.0 accepts all.",
     )
     port: int = Field(

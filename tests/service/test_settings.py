@@ -67,6 +67,11 @@ def test_invalid_host_or_origin_is_refused(values: dict[str, Any]) -> None:
         Settings(**values)
 
 
+def test_empty_host_which_would_listen_on_all_addresses_is_refused() -> None:
+    with pytest.raises(ValidationError, match="host"):
+        Settings(host="")
+
+
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(ValidationError):
         Settings().port = 1  # type: ignore[misc]
