@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 ENV_PREFIX = "TURBOFNO_"
 API_KEY_VARIABLE = ENV_PREFIX + "API_KEY"
 """Holds the API key that the command line sends; not a setting of the server."""
+_OF_OTHERS = {API_KEY_VARIABLE, ENV_PREFIX + "PURE", ENV_PREFIX + "LIBRARY"}
+"""Variables that the command line, the build and turbofno_ops read."""
 MIB = 1024 * 1024
 
 
@@ -44,7 +46,7 @@ def misspelt_variables(environment: Iterable[str]) -> list[str]:
     lines = []
     for name in sorted(environment):
         setting = name.upper().removeprefix(ENV_PREFIX).lower()
-        known = setting in Settings.model_fields or name == API_KEY_VARIABLE
+        known = setting in Settings.model_fields or name in _OF_OTHERS
         if name.upper().startswith(ENV_PREFIX) and not known:
             close = difflib.get_close_matches(setting, Settings.model_fields, n=1)
             remedy = (
@@ -111,6 +113,7 @@ class Settings(BaseSettings):
 
     host: str = Field(
         default="127.0.0.1",
+        min_length=1,
         description="Address to listen on. The default accepts connections from this machine only; 0.0.0.0 accepts all.",
     )
     port: int = Field(

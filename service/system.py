@@ -87,9 +87,12 @@ def with_descriptors(settings: Settings) -> Settings:
 
 
 def on_hangup() -> Callable[[], bool]:
-    """Ignore SIGHUP from now on; return a function that is true if the present terminal has been closed since."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    had_terminal = _has_terminal()
+    """Ignore SIGHUP from now on; return a function that is true if the present terminal has been closed since.
+
+    It stays false if SIGHUP was ignored already: nohup asks to outlive the terminal.
+    """
+    outlives = signal.signal(signal.SIGHUP, signal.SIG_IGN) is signal.SIG_IGN
+    had_terminal = not outlives and _has_terminal()
     return lambda: had_terminal and not _has_terminal()
 
 

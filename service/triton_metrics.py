@@ -64,7 +64,9 @@ class TritonMetrics(Collector):
         yield _family("request_success", "Requests with a response below status 400.", answered)
         yield _family("request_failure", "Requests failed.", failed, (*MODEL, "reason"))
         fields = self._by_model(metrics.fields, "_total")
-        yield _family("count", "Fields predicted.", fields)
+        for model, value in self._by_model(metrics.gradients, "_total").items():
+            fields[model] += value
+        yield _family("count", "Fields predicted or differentiated.", fields)
         batches = self._by_model(metrics.batch_size, "_count")
         yield _family("exec_count", "Batches run.", batches)
         waiting = self._by_model(metrics.queue_depth, "")

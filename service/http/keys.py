@@ -72,7 +72,8 @@ def _read(path: Path) -> dict[bytes, Caller]:
     callers: dict[bytes, Caller] = {}
     names: set[str] = set()
     try:
-        text = path.read_text("utf-8")
+        # with the byte order mark that Windows' editors write; another encoding is an error of a line below
+        text = path.read_text("utf-8-sig", "replace")
     except OSError as error:
         raise ValueError(
             f"{env_name('api_keys_file')}={path} cannot be read: {error.strerror}"

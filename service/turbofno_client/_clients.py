@@ -124,12 +124,15 @@ class _Connection(Generic[HttpT]):
                 "expected an api_key of printable ASCII characters; one that is read from a file may end with a line break "
                 "(key.strip() removes it)"
             )
+        if verify is True or isinstance(verify, str):
+            # httpx would take the authorities of the package certifi instead of the system's.
+            verify = ssl.create_default_context(cafile=None if verify is True else verify)
         authorization = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._http: HttpT = self._http_class(
             base_url=url,
             # Compressing float fields takes more time than it saves.
             headers={"Accept-Encoding": "identity", **authorization, **(headers or {})},
-            verify=ssl.create_default_context(cafile=verify) if isinstance(verify, str) else verify,
+            verify=verify,
             transport=transport,
         )
         self._timeout = timeout

@@ -123,6 +123,16 @@ def test_variables_are_settings(folder: str) -> None:
 
 
 @pytest.mark.parametrize("folder", [*OVERLAYS, "kserve"])
+def test_services_set_no_variables(folder: str) -> None:
+    """With service links a Service named turbofno sets TURBOFNO_PORT=tcp://10.0.0.1:80, with which the server does not start."""
+    if folder == "kserve":
+        pod = one(folder, "InferenceService")["spec"]["predictor"]
+    else:
+        pod = one(folder, "Deployment")["spec"]["template"]["spec"]
+    assert pod["enableServiceLinks"] is False
+
+
+@pytest.mark.parametrize("folder", [*OVERLAYS, "kserve"])
 def test_host_names_used_inside_a_cluster_are_allowed(folder: str) -> None:
     env = {one["name"]: one["value"] for one in container(folder)["env"]}
     # The image listens on all addresses.

@@ -237,6 +237,19 @@ def self_signed(certificates: Path) -> Iterator[str]:
     server.server_close()
 
 
+def test_the_client_trusts_the_systems_authorities(
+    certificates: Path, self_signed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of an organisation, which are no part of the package certifi."""
+
+    def of_the_system(context: ssl.SSLContext, _: ssl.Purpose) -> None:
+        context.load_verify_locations(certificates / "authority.pem")
+
+    monkeypatch.setattr(ssl.SSLContext, "load_default_certs", of_the_system)
+    with Client(self_signed) as client:
+        assert client.models() == []
+
+
 def test_the_client_checks_certificates_according_to_verify(
     self_signed: str, certificates: Path
 ) -> None:

@@ -154,6 +154,18 @@ def test_triton_request_counts_and_durations_cover_the_same_requests() -> None:
     assert answered == 1
 
 
+def test_triton_counts_fields_of_predictions_and_gradients_as_it_counts_their_batches() -> None:
+    metrics = Metrics()
+    metrics.registry.register(TritonMetrics(metrics))
+    for predicted, differentiated in ((3, 0), (0, 4)):
+        size = predicted + differentiated
+        metrics.ran("m", "1", "gemm", "fp32", size, 1.0, 0, predicted, differentiated)
+    read = metrics.registry.get_sample_value
+    labels = {"model": "m", "version": "1"}
+    assert read("nv_inference_exec_count", labels) == 2
+    assert read("nv_inference_count", labels) == 7
+
+
 def test_every_rejection_reason_starts_at_zero() -> None:
     """Each reason in the source is in REFUSED_WITH_MODEL or REFUSED_WITHOUT_MODEL."""
     named = set(GUARD_REASONS.values())

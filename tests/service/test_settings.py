@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from turbofno.service.settings import Settings, env_name, exposure_warnings, misspelt_variables
+from turbofno_ops._native import LIBRARY_VARIABLE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,6 +68,11 @@ def test_invalid_host_or_origin_is_refused(values: dict[str, Any]) -> None:
         Settings(**values)
 
 
+def test_empty_host_which_would_listen_on_all_addresses_is_refused() -> None:
+    with pytest.raises(ValidationError, match="host"):
+        Settings(host="")
+
+
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(ValidationError):
         Settings().port = 1  # type: ignore[misc]
@@ -122,8 +128,9 @@ def test_public_address_without_keys_or_tls_gives_a_warning(tmp_path: Path) -> N
     assert exposure_warnings(Settings(host="::", api_keys_file=file, tls_certificate=file)) == []
 
 
-def test_the_clients_key_is_not_reported_as_misspelt() -> None:
-    assert misspelt_variables(["TURBOFNO_API_KEY"]) == []
+def test_variables_that_others_read_are_not_reported_as_misspelt() -> None:
+    """Of the client, of the build, as in `TURBOFNO_PURE=1 make serve`, and of the kernels."""
+    assert misspelt_variables(["TURBOFNO_API_KEY", "TURBOFNO_PURE", LIBRARY_VARIABLE]) == []
 
 
 def test_devices_are_numbers_or_names() -> None:

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from tests.service.processes.running import until
 from tests.service.tiny import save_tiny
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -130,12 +131,11 @@ def test_the_soft_limit_is_raised_as_far_as_allowed(repository: Path, tmp_path: 
         assert server.stop() == 0
 
 
-@WAYS
-def test_a_terminal_that_is_closed_ends_the_server_as_sigterm_does(
-    repository: Path, tmp_path: Path, options: tuple[str, ...]
-) -> None:
-    """While the terminal is open, SIGHUP ends nothing."""
-    log = tmp_path / "log.txt"
+@contextmanager
+def on_a_terminal(
+    repository: Path, log: Path, *options: str, before: str = ":"
+) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], None]]]:
+    """A server that is ready, with a terminal of its own, and a function that closes the terminal."""
     terminal, theirs = pty.openpty()
     # a new session, whose controlling terminal is the first that it opens
     serve = [
@@ -148,27 +148,58 @@ def test_a_terminal_that_is_closed_ends_the_server_as_sigterm_does(
         "--model-repository",
         str(repository),
     ]
-    shell = f"exec 0<'{os.ttyname(theirs)}' 2>'{log}' 1>&2; exec \"$@\""
+    shell = f"exec 0<'{os.ttyname(theirs)}' 2>'{log}' 1>&2; {before}; exec \"$@\""
     process = subprocess.Popen(
         ["sh", "-c", shell, "sh", *serve, *options],
         start_new_session=True,
         cwd=ROOT,
         env={**os.environ, "TURBOFNO_DEVICE": "cpu"},
     )
-    said: Callable[[str], bool] = lambda text: log.exists() and text in log.read_text()  # noqa: E731
-    try:
-        until(lambda: said("turbofno is ready at"), 40)
-        process.send_signal(signal.SIGHUP)
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.5)
+
+    def close() -> None:
         os.close(theirs)
         os.close(terminal)
-        assert process.wait(20) == 0, log.read_text()
-        assert said("draining: refusing new requests")
-        assert not said("Traceback")
+
+    try:
+        until(lambda: said(log, "turbofno is ready at"), 40)
+        yield process, close
     finally:
         process.kill()
         process.wait()
+
+
+def said(log: Path, text: str) -> bool:
+    return log.exists() and text in log.read_text()
+
+
+@WAYS
+def test_a_terminal_that_is_closed_ends_the_server_as_sigterm_does(
+    repository: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """While the terminal is open, SIGHUP ends nothing."""
+    log = tmp_path / "log.txt"
+    with on_a_terminal(repository, log, *options) as (process, close):
+        process.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        close()
+        assert process.wait(20) == 0, log.read_text()
+        assert said(log, "draining: refusing new requests")
+        assert not said(log, "Traceback")
+
+
+@WAYS
+def test_a_server_under_nohup_outlives_its_terminal(
+    repository: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    log = tmp_path / "log.txt"
+    with on_a_terminal(repository, log, *options, before="trap '' HUP") as (process, close):
+        close()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(2)
+        assert not said(log, "draining")
+        process.terminate()
+        assert process.wait(20) == 0, log.read_text()
 
 
 _FAULTS_OF_THE_SECOND = """

@@ -193,6 +193,19 @@ def test_live_charts_have_a_time_axis(page: Page) -> None:
     assert re.sub(r",[\d.]+", "", drawn) == "M0.00L1.67M50.00M100.00"
 
 
+def test_throughput_counts_fields_gradients_and_steps(page: Page) -> None:
+    open_at(page, "tiny-1d")
+    throughput = page.evaluate(
+        """async () => {
+            const { between, parse } = await import("/ui/metrics.js");
+            const text = `turbofno_fields_total{model="a"} 2\nturbofno_gradients_total{model="a"} 4
+turbofno_rollout_steps_total{model="b"} 8`;
+            return between({ at: 0, samples: parse("") }, { at: 2000, samples: parse(text) }).throughput;
+        }"""
+    )
+    assert throughput == 7
+
+
 def test_the_card_is_rendered_and_runs_nothing(page: Page) -> None:
     open_at(page, "burgers-1d")
     page.get_by_text("Model card").click()

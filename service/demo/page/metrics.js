@@ -59,8 +59,9 @@ export function between(before, now) {
   const latency = buckets(before, now, "turbofno_request_duration_seconds");
   const inMs = (share) => (quantile(share, latency) ?? NaN) * 1000 || null;
   const batches = change("turbofno_batch_size_count");
+  const work = ["fields", "gradients", "rollout_steps"].map((name) => change(`turbofno_${name}_total`));
   return {
-    throughput: (change("turbofno_fields_total") + change("turbofno_rollout_steps_total")) / seconds,
+    throughput: work.reduce((sum, done) => sum + done) / seconds,
     queue: total(now, "turbofno_queue_depth"),
     median: inMs(0.5),
     slow: inMs(0.99),

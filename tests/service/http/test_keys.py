@@ -140,6 +140,17 @@ def test_file_is_read_with_its_limits(key_file: Path) -> None:
     assert ALICE not in str(vars(keys))
 
 
+def test_a_file_of_another_editor_is_read_or_refused_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"alice {ALICE}\r\n", "utf-8-sig")
+    assert Keys(path).caller(f"Bearer {ALICE}".encode()) == Caller("alice", 0, 0)
+    path.write_text(f"alice {ALICE}\n", "utf-16")
+    with pytest.raises(
+        ValueError, match=r"TURBOFNO_API_KEYS_FILE=\S*keys, line 1: the name must be"
+    ):
+        Keys(path)
+
+
 def test_a_missing_file_is_named_with_its_setting(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"TURBOFNO_API_KEYS_FILE=\S*none cannot be read: No such"):
         Keys(tmp_path / "none")
