@@ -200,7 +200,7 @@ class Settings(BaseSettings):
     torch_threads: PositiveInt | None = Field(
         default=None,
         description="CPU threads of PyTorch, at least 1. Unset uses PyTorch's default, on a CPU device one "
-        "less than the available cores, which leaves one for HTTP.",
+        "less than the available cores (of a container: of its quota), which leaves one for HTTP.",
     )
 
     precision: Literal["model", "fp32", "tf32", "bf16"] = Field(

@@ -1,4 +1,4 @@
-"""Settings of the operating system for a server: standard streams, malloc, file descriptors, SIGHUP."""
+"""Settings of the operating system for a server: standard streams, malloc, file descriptors, cores, SIGHUP."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turbofno.service.settings import Settings, env_name
@@ -27,6 +28,7 @@ _MALLOC = (
 )
 """Parameter of mallopt(3), the environment variable for the same, and value."""
 _TERMINAL = "/dev/tty"
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def open_standard_streams() -> None:
@@ -84,6 +86,17 @@ def with_descriptors(settings: Settings) -> Settings:
         limit, processes * connections, settings.max_connections, needed, env_name("max_connections"),
     )  # fmt: skip
     return settings.model_copy(update={"max_connections": processes * connections})
+
+
+def cores() -> int:
+    """Number of cores that this process may use: those of its affinity, at most the quota of its container (cgroup v2)."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    count = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    try:
+        quota, period = map(int, _QUOTA.read_text().split())
+    except (OSError, ValueError):  # no container, or "max"
+        return count
+    return max(1, min(count, quota // period))
 
 
 def on_hangup() -> Callable[[], bool]:

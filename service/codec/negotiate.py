@@ -78,8 +78,10 @@ def codec_for_body(content_type: str | None) -> Codec:
     )
 
 
-def codec_for_answer(accept: str | None, *, request: Codec) -> Codec:
+def codec_for_answer(accept: str | None, *, request: Codec, besides: Sequence[str] = ()) -> Codec:
     """The codec for the response: the highest q-value, then the format of the request, then the order of CODECS.
+
+    `besides` are media types that the route also offers, for the error.
 
     Raises:
         NotAcceptable: Accept allows no supported format; the message lists them.
@@ -90,8 +92,9 @@ def codec_for_answer(accept: str | None, *, request: Codec) -> Codec:
     order = (request, *(codec for codec in CODECS if codec is not request))
     best = max(order, key=lambda codec: _quality(codec, ranges))
     if _quality(best, ranges) <= 0:
+        offered = ", ".join([OFFERED, *besides])
         raise NotAcceptable(
-            f"Accept {accept[:120]!r} allows no supported format, expected one of {OFFERED}"
+            f"Accept {accept[:120]!r} allows no supported format, expected one of {offered}"
         )
     return best
 

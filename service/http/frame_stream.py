@@ -50,12 +50,13 @@ class StreamFormat(NamedTuple):
 
 RECORDS = StreamFormat("application/vnd.turbofno.frames", _record)
 SERVER_SENT_EVENTS = StreamFormat("text/event-stream", _server_sent_event)
+FORMATS = (RECORDS, SERVER_SENT_EVENTS)
 
 
 def accepted_format(accept: str) -> StreamFormat | None:
     """The stream format that Accept names, if any, and does not exclude by q=0; a wildcard matches none."""
     names = [name for name, quality in weighted(accept) if quality != 0]
-    return next((one for one in (RECORDS, SERVER_SENT_EVENTS) if one.media_type in names), None)
+    return next((one for one in FORMATS if one.media_type in names), None)
 
 
 async def stream(

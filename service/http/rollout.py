@@ -23,6 +23,7 @@ from turbofno.service.errors import BadRequest, BlowUp, NotRollable, PayloadTooL
 from turbofno.service.http import openapi
 from turbofno.service.http.call import Call, Operation, Reply
 from turbofno.service.http.frame_stream import (
+    FORMATS,
     RECORDS,
     SERVER_SENT_EVENTS,
     StreamFormat,
@@ -107,7 +108,8 @@ def _parse(call: Call, given: Mapping[str, Any]) -> Parameters:
         _EVERY[frames] if frames in _EVERY else int(frames),
         seconds_allowed(call),
         reader,
-        accepted_format(accept or "") or codec_for_answer(accept, request=reader),
+        accepted_format(accept or "")
+        or codec_for_answer(accept, request=reader, besides=[one.media_type for one in FORMATS]),
     )
 
 

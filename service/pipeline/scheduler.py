@@ -21,8 +21,9 @@ from turbofno.service.pipeline.batch import BatchReport, start_batch
 from turbofno.service.pipeline.batcher import Batcher, Policy
 from turbofno.service.pipeline.memory_limits import MemoryLimits
 from turbofno.service.pipeline.ticket import CANCELLED, Slice, Ticket, by_kind
-from turbofno.service.pipeline.worker import Worker, cores
+from turbofno.service.pipeline.worker import Worker
 from turbofno.service.settings import Settings, env_name
+from turbofno.service.system import cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import time
@@ -10,6 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
+
+from turbofno.service.system import cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,12 +32,6 @@ def arithmetic_threads(*, on_cpu: bool) -> int:
     if not on_cpu:
         return 1
     return max(1, min(torch.get_num_threads(), cores() - 1))
-
-
-def cores() -> int:
-    """Number of cores that this process may run on."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 class Worker:

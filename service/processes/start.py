@@ -12,7 +12,7 @@ from turbofno.service import logs
 from turbofno.service.processes.port import reserve
 from turbofno.service.processes.supervisor import Supervisor
 from turbofno.service.settings import env_name, exposure_warnings, http_url, misspelt_variables
-from turbofno.service.system import with_descriptors
+from turbofno.service.system import cores, with_descriptors
 
 if TYPE_CHECKING:
     from turbofno.service.model_limits import ModelLimits
@@ -66,14 +66,14 @@ def engine_settings(settings: Settings) -> list[Settings]:
     """Settings of each engine, with its own devices. Ranks on CPUs share the cores, except one for HTTP."""
     engines = settings.devices or (settings.device,)
     ranks = sum(len(engine.split("+")) for engine in engines)
-    cores = max(1, (len(os.sched_getaffinity(0)) - 1) // ranks)
+    threads = max(1, (cores() - 1) // ranks)
     return [
         settings.model_copy(
             update={
                 "device": engine.split("+")[0],
                 "devices": settings.devices and (engine,),
                 "torch_threads": settings.torch_threads
-                or (cores if engine.startswith("cpu") else None),
+                or (threads if engine.startswith("cpu") else None),
             }
         )
         for engine in engines

@@ -178,6 +178,12 @@ def test_invalid_rollouts_are_refused(query: str, status: int, words: str) -> No
     assert words in response.json()["detail"]
 
 
+def test_an_unknown_form_is_refused_with_arrays_and_streams() -> None:
+    refused = post(accept="application/x-ndjson")
+    assert refused.status_code == 406
+    assert all(form in refused.json()["detail"] for form in (NPY, FRAMES, SSE))
+
+
 def test_only_autoregressive_models_are_rolled_out() -> None:
     response = post(path="/v1/models/tiny-1d:rollout")
     assert response.status_code == 422
