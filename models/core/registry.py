@@ -37,19 +37,26 @@ def discover(root: Path) -> list[ModelLocation]:
         raise NotADirectoryError(f"model repository {root} is not a folder")
     found = []
     for folder in _utf8_entries(root):
-        if (folder / CONFIG_FILE).is_file():
-            found.append(ModelLocation(folder.name, "1", folder))
-            continue
-        if not folder.is_dir():
-            continue
-        found += [
-            ModelLocation(folder.name, version.name, version)
-            for version in folder.iterdir()
-            if version.name.isdecimal()
-            and (version / CONFIG_FILE).is_file()
-            and _stays_inside(version, folder, root)
-        ]
+        try:
+            found += _models_in(folder, root)
+        except PermissionError as error:
+            # as lost+found, on a volume with a file system of its own
+            logger.warning("%s is skipped: %s", folder, error)
     return sorted(found, key=lambda model: (model.name, int(model.version)))
+
+
+def _models_in(folder: Path, root: Path) -> list[ModelLocation]:
+    if (folder / CONFIG_FILE).is_file():
+        return [ModelLocation(folder.name, "1", folder)]
+    if not folder.is_dir():
+        return []
+    return [
+        ModelLocation(folder.name, version.name, version)
+        for version in folder.iterdir()
+        if version.name.isdecimal()
+        and (version / CONFIG_FILE).is_file()
+        and _stays_inside(version, folder, root)
+    ]
 
 
 def _stays_inside(version: Path, folder: Path, root: Path) -> bool:

@@ -39,6 +39,24 @@ def test_a_folder_whose_name_is_not_utf8_is_skipped_with_a_warning(
     assert caplog.text.count("not UTF-8") == 2
 
 
+def test_a_folder_that_may_not_be_read_is_skipped_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As lost+found of a volume. Tests may run as root, who may read everything."""
+    fine = put_config(tmp_path / "flow")
+    (tmp_path / "lost+found").mkdir()
+    is_file = Path.is_file
+
+    def forbidden(path: Path) -> bool:
+        if path.parent.name == "lost+found":
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", forbidden)
+    assert discover(tmp_path) == [ModelLocation("flow", "1", fine)]
+    assert "lost+found is skipped" in caplog.text
+
+
 def test_a_version_that_is_a_link_out_of_the_repository_is_passed_over(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
