@@ -6,7 +6,7 @@ import argparse
 import math
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -284,16 +284,25 @@ def _scaling(
     arguments: argparse.Namespace, imported: Imported, eps: float | None
 ) -> Normalizing | None:
     sides: dict[Side, Scaling] = {}
+
+    def add(more: Mapping[Side, Scaling]) -> None:
+        for side in sides.keys() & more.keys():
+            raise ImportRefused(
+                f"two options scale the {side}, {sides[side].source} and {more[side].source}: give one of --normalizer, "
+                f"--{side}-normalizer, and --{side}-mean with --{side}-std"
+            )
+        sides.update(more)
+
     if arguments.normalizer is not None:
-        sides.update(read_normalizer(arguments.normalizer, eps=eps))
+        add(read_normalizer(arguments.normalizer, eps=eps))
     both: tuple[Side, ...] = ("input", "output")
     for side in both:
         file: Path | None = getattr(arguments, f"{side}_normalizer")
         mean, std = getattr(arguments, f"{side}_mean"), getattr(arguments, f"{side}_std")
         if file is not None:
-            sides.update(read_normalizer(file, side, eps))
+            add(read_normalizer(file, side, eps))
         if mean is not None or std is not None:
-            sides[side] = constant(mean or (0.0,), std or (1.0,), f"--{side}-mean, --{side}-std")
+            add({side: constant(mean or (0.0,), std or (1.0,), f"--{side}-mean, --{side}-std")})
     if not sides:
         return None
     return normalizing(sides, imported.architecture, arguments.grid or imported.training_grid)

@@ -351,6 +351,24 @@ def test_wrong_options_are_named(
 
 
 @pytest.mark.parametrize(
+    "second", [["--input-mean", "1"], ["--input-std", "2"], ["--normalizer", "both.npz"]]
+)
+def test_two_scalings_of_one_side_are_refused(
+    second: list[str], tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    neuraloperator_pair(tmp_path)
+    np.savez("x.npz", mean=[5.0], std=[0.1])
+    sides = ("input", "output")
+    np.savez("both.npz", **{f"{side}_{name}": [1.0] for side in sides for name in ("mean", "std")})
+    given = [tmp_path / "model_state_dict.pt", "--input-normalizer", "x.npz", *second]
+    assert run(repository, *given) == 1
+    assert "two options scale the input" in capsys.readouterr().err
+    assert left_over(repository) == []
+
+
+@pytest.mark.parametrize(
     ("options", "says"),
     [
         (["--name", "../model"], "'../model'"),
