@@ -25,7 +25,7 @@ from turbofno.service.http.route import route
 from turbofno.service.http.trust import TRUST_HEADER, trust_headers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from turbofno.service.engine.interface import Fields
     from turbofno.service.http.served import Served
@@ -177,9 +177,9 @@ def status_headers(trust_status: str, warnings: Sequence[str]) -> Headers:
     return headers
 
 
-async def read_fields(call: Call, codec: Codec) -> tuple[Fields, Form]:
+def read_fields(call: Call, codec: Codec) -> Awaitable[tuple[Fields, Form]]:
     """Read and check the fields of the body. Raises as read_body and the codec do."""
-    return await read_arrays(call, codec, _decode)
+    return read_arrays(call, codec, _decode)
 
 
 async def read_arrays(
