@@ -67,7 +67,9 @@ class AnswerWarnings:
 
     def of_prediction(self, trust: Trust, fields: Fields) -> tuple[AnswerWarning, ...]:
         """The warnings of a prediction with these signals and output fields."""
-        found = [*self.of_trust(trust), *_of_bounds(fields, self._bounded)]
+        found = self.of_trust(trust)
+        if self._bounded:
+            found += _of_bounds(fields, self._bounded)
         return (*self.of_grids, *found) if found else self.of_grids
 
     def of_trust(self, trust: Trust) -> list[AnswerWarning]:

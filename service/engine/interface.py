@@ -209,7 +209,7 @@ class Engine(Protocol):
         """
 
     async def predict(self, request: PredictRequest) -> PredictResult:
-        """Run the fields. Nothing happens before this is awaited.
+        """Run the fields. Nothing happens before this is awaited, except that it may raise.
 
         Raises NotFound, QueueFull, PayloadTooLarge (over the client's limit), DeadlineExceeded, Unavailable,
         InvalidField (NaN or infinity in the output: finite input far outside the training range), NotDifferentiable,

@@ -33,6 +33,8 @@ class Asked(msgspec.Struct, Generic[W], eq=False):
 class Turn(Generic[W]):
     """The predictions of this turn."""
 
+    _loop: asyncio.AbstractEventLoop
+
     def __init__(self, take: Callable[[list[Asked[W]]], None], cancel: Callable[[W], None]) -> None:
         """`take` gets those of a turn that nobody has cancelled; it sets their `work`, and later their outcomes."""
         self._take, self._cancel = take, cancel
@@ -49,13 +51,15 @@ class Turn(Generic[W]):
 
         `at_once` takes it, and those before it, without waiting for the turn's end; a `patient` one waits for later turns too.
         """
-        loop = asyncio.get_running_loop()
-        asked: Asked[W] = Asked(request, loop.create_future())
+        if not self._asked:
+            # A system call (getpid), so once for all of a turn.
+            self._loop = asyncio.get_running_loop()
+        asked: Asked[W] = Asked(request, self._loop.create_future())
         if patient:
             if not self._asked:
-                self._patience = loop.call_later(PATIENCE_SECONDS, self.end)
+                self._patience = self._loop.call_later(PATIENCE_SECONDS, self.end)
         elif not at_once and (self._patience or not self._asked):
-            loop.call_soon(self.end)
+            self._loop.call_soon(self.end)
         self._asked.append(asked)
         size = len(request.fields)
         self.fields_awaited += size

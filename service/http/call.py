@@ -143,9 +143,8 @@ class Call:
         self.headers = earlier.headers
         self.request_id = accept_request_id(self.headers.get(b"x-request-id", b""))
         self.first = earlier.first or earlier
-        self.pieces, self.place, self.received, self.complete = [], None, 0, True
-        self.add(body)
-        self.declared_bytes = self.received
+        self.pieces, self.place, self.complete = [body], None, True
+        self.declared_bytes = self.received = len(body)
 
     def add(self, piece: bytes | memoryview) -> None:
         """Append a piece of the body. Small ones are merged: a client could send millions, each an object."""

@@ -124,13 +124,13 @@ class Edge(HttpToolsProtocol):
         if between and (exchange := self._repeated(data)) is not None:
             self._begin(exchange)
             self._pace(exchange)
-            is_http = True
-        else:
-            # Counted since the last header's end or body byte, so it bounds trailers and chunk extensions too.
-            self._header_bytes += len(data)
-            is_http = self._feed(data)
-            if between and is_http:
-                self._remember_head(data)
+            self._start_admitted()
+            return
+        # Counted since the last header's end or body byte, so it bounds trailers and chunk extensions too.
+        self._header_bytes += len(data)
+        is_http = self._feed(data)
+        if between and is_http:
+            self._remember_head(data)
         if self._admitted is not None and not self.transport.is_closing():
             if self._admitted.complete or not self._admitted.awaits_body:
                 self._start_admitted()

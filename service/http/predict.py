@@ -25,7 +25,7 @@ from turbofno.service.http.route import route
 from turbofno.service.http.trust import TRUST_HEADER, trust_headers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from turbofno.service.engine.interface import Fields
     from turbofno.service.http.served import Served
@@ -153,7 +153,7 @@ async def fields_reply(
     started = time.perf_counter()
     values = sum([array.size for array in answer.outputs.values()])
     heavy = heavy_to_encode(values, as_json=writer is JSON)
-    body = await offload(heavy, writer.encode, answer)
+    body = await offload(writer.encode, answer) if heavy else writer.encode(answer)
     call.note("encode", started)
     content_type = (b"content-type", writer.content_type)
     status = status_headers(answer.trust_status, answer.warnings)
@@ -177,9 +177,9 @@ def status_headers(trust_status: str, warnings: Sequence[str]) -> Headers:
     return headers
 
 
-async def read_fields(call: Call, codec: Codec) -> tuple[Fields, Form]:
+def read_fields(call: Call, codec: Codec) -> Awaitable[tuple[Fields, Form]]:
     """Read and check the fields of the body. Raises as read_body and the codec do."""
-    return await read_arrays(call, codec, _decode)
+    return read_arrays(call, codec, _decode)
 
 
 async def read_arrays(
@@ -195,8 +195,10 @@ async def read_arrays(
     body = await read_body(call, limit=limit, setting=setting)
     started = time.perf_counter()
     # A small archive can inflate up to the limit.
-    heavy = codec is NPZ or len(body) > light
-    fields, about = await offload(heavy, decode, body, codec, call.served, limit)
+    if codec is NPZ or len(body) > light:
+        fields, about = await offload(decode, body, codec, call.served, limit)
+    else:
+        fields, about = decode(body, codec, call.served, limit)
     # An archive's fields can be far larger than its body.
     call.admitted.hold(max(len(body), fields.nbytes))
     call.note("decode", started)

@@ -20,6 +20,7 @@ LARGEST = {
     name: f"{meaning}; the largest over the request's fields, where known"
     for name, meaning in _MEANINGS.items()
 }
+_HEADER_NAMES = {name: f"x-trust-{name.replace('_', '-')}".encode() for name in _MEANINGS}
 OF_FIELDS = "one value per field, where known: " + "; ".join(
     f"{name}: {meaning}" for name, meaning in _MEANINGS.items()
 )
@@ -77,6 +78,5 @@ def largest(trust: Trust) -> dict[str, float]:
 def trust_headers(trust: Trust) -> Headers:
     """The headers X-Trust-Input-Distance and X-Trust-Residual, to four digits."""
     return [
-        (b"x-trust-" + name.replace("_", "-").encode(), b"%.4g" % value)
-        for name, value in largest(trust).items()
+        (_HEADER_NAMES[name], b"%.4g" % max(values)) for name, values in trust.items() if values
     ]

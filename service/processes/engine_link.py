@@ -228,15 +228,17 @@ class EngineLink:
         """Give each of the predictions that were joined its part of the result."""
         result = message.result
         for number in range(message.id, message.id + message.count):
-            _, request, part = self._pending[number]
+            outcome, request, part = self._pending.pop(number)
+            if outcome.done():
+                continue
             assert isinstance(request, PredictRequest)
             outputs = request.output_buffer
             assert outputs is not None
             if part is None:
                 result.fields = outputs
-                self._settle(number, result)
+                outcome.set_result(result)
             else:
-                self._settle(number, part_of(result, part, outputs))
+                outcome.set_result(part_of(result, part, outputs))
 
     def _settle(self, number: int, outcome: Any) -> None:
         pending = self._pending.pop(number)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from copy import copy
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,14 +36,21 @@ def most_joined(settings: Settings) -> int:
     return max(1, settings.max_batch_size // 4)
 
 
+@dataclass(slots=True)
+class _Group:
+    """Predictions that can be joined."""
+
+    members: list[Asked[int]]
+    room: int
+    """Number of fields that it can still take."""
+
+
 def alike(turn: Sequence[Asked[int]], most: int) -> Iterator[Sequence[Asked[int]]]:
     """Divide the predictions of a turn into those that can be joined, up to `most` fields together and MOST_JOINED_BYTES."""
     if len(turn) == 1:
         yield turn
         return
-    groups: dict[object, list[Asked[int]]] = {}
-    rooms: dict[object, int] = {}
-    """Of each group, the fields that it can still take."""
+    groups: dict[object, _Group] = {}
     for asked in turn:
         request = asked.request
         fields = request.fields
@@ -55,14 +63,16 @@ def alike(turn: Sequence[Asked[int]], most: int) -> Iterator[Sequence[Asked[int]
             request.model, request.version, id(request.config), shape[1:], request.priority, request.vjp, request.client,
             request.deadline and request.deadline // DEADLINES_APART,
         )  # fmt: skip
-        if size > rooms.get(key, -1):
-            if key in groups:
-                yield groups[key]
+        group = groups.get(key)
+        if group is None or size > group.room:
+            if group is not None:
+                yield group.members
             largest = max(fields.nbytes, fields.itemsize * size * math.prod(_output_shape(request)))
-            groups[key], rooms[key] = [], min(most, MOST_JOINED_BYTES * size // largest)
-        groups[key].append(asked)
-        rooms[key] -= size
-    yield from groups.values()
+            group = groups[key] = _Group([], min(most, MOST_JOINED_BYTES * size // largest))
+        group.members.append(asked)
+        group.room -= size
+    for group in groups.values():
+        yield group.members
 
 
 def _output_shape(request: PredictRequest) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ from turbofno.service.processes.messages import Peer, QueueState
 from turbofno.service.processes.rollout_ring import copy_completely, ring_size
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Coroutine, Sequence
 
     from turbofno.service.metrics import Metrics
     from turbofno.service.settings import Settings
@@ -138,11 +138,12 @@ class RemoteEngine:
         counters = await _call_all(serving, "counters", model, version)
         return _sum_counters(msgspec.convert(counters, list[ModelCounters]))
 
-    async def predict(self, request: PredictRequest) -> PredictResult:
+    def predict(self, request: PredictRequest) -> Coroutine[Any, Any, PredictResult]:
         config = request.config = request.config or self.config(request.model, request.version)
         if request.fields.nbytes > joining.MOST_BYTES and not self.memory.contains(request.fields):
-            request.fields = await self._to_shared_memory(request.fields)
-        return await self._least_busy(config).predict(request)
+            return self._predict_copied(request, config)
+        # A coroutine of its own would be memory of each waiting request.
+        return self._least_busy(config).predict(request)
 
     async def rollout(self, request: RolloutRequest) -> AsyncGenerator[Frame]:
         initial = request.initial
@@ -176,6 +177,10 @@ class RemoteEngine:
         if len(self._links) < self._engines:
             raise _no_engine()
         await _call_all(list(self._links.values()), method, model)
+
+    async def _predict_copied(self, request: PredictRequest, config: ModelConfig) -> PredictResult:
+        request.fields = await self._to_shared_memory(request.fields)
+        return await self._least_busy(config).predict(request)
 
     async def _to_shared_memory(self, fields: Fields) -> Fields:
         """Copy fields that were parsed or converted elsewhere."""
