@@ -56,7 +56,7 @@ def _trace(
             "queue",
             parent,
             start_time=unix(ticket.arrival),
-            attributes={"turbofno.priority": ticket.request.priority},
+            attributes={"turbofno.priority": ticket.kind.flow.level},
         )
         queue.end(unix(ticket.arrival + ticket.result.queue_seconds))
     batch = tracer.start_span(

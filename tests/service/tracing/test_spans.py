@@ -108,6 +108,7 @@ def test_one_trace_from_the_client_through_queue_batch_and_compute(
     assert times(compute)[1] <= times(batch)[1] <= ended
     assert (server.attributes or {})["turbofno.fields"] == 1
     assert (server.attributes or {})["http.response.status_code"] == 200
+    assert (queue.attributes or {})["turbofno.priority"] == 5  # the default
     assert (batch.attributes or {})["turbofno.batch.size"] == 1
     assert (compute.attributes or {})["turbofno.backend"] in ("gemm", "reference")
     assert answer.headers["traceresponse"] == f"00-{trace_id:032x}-{identity(server):016x}-01"
