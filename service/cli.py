@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import re
 import sys
@@ -361,8 +362,10 @@ def _predict(arguments: argparse.Namespace) -> int:
                 signature = _signature(client.model(arguments.model, version=arguments.version))
     for warning in warnings:
         sys.stderr.write(f"turbofno: warning: {warning}\n")
-    with arguments.output.open("wb") as file:
-        np.save(file, answer)
+    # By way of memory, since numpy needs files that have positions: pipes have none.
+    written = io.BytesIO()
+    np.save(written, answer)
+    arguments.output.write_bytes(written.getbuffer())
     sys.stderr.write(f"turbofno: wrote {arguments.output}: float32 {list(answer.shape)}\n")
     if signature is not None and arguments.plot is not None:
         _plot(arguments.plot, fields, answer, signature, title=arguments.model)
@@ -389,8 +392,9 @@ def _signature(description: dict[str, Any]) -> _Signature:
 
 def _read_array(path: Path) -> NDArray[np.floating[Any]]:
     try:
-        with path.open("rb") as file:
-            array: NDArray[Any] = np.lib.format.read_array(file, allow_pickle=False)
+        array: NDArray[Any] = np.lib.format.read_array(
+            io.BytesIO(path.read_bytes()), allow_pickle=False
+        )
     except FileNotFoundError:
         raise _UsageError(
             f"there is no file {path}: expected a .npy file with the fields"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -15,9 +17,6 @@ from turbofno.models.core.checkpoint import load_model, save_model
 from turbofno.models.core.fno import FNO
 from turbofno.models.zoo import TRAINED
 from turbofno.service import cli
-
-if TYPE_CHECKING:
-    pass
 
 
 def test_predict_local_writes_the_answer_of_the_checkpoint(
@@ -87,6 +86,20 @@ def test_predict_through_a_server_writes_the_answer(url: str, field: Path, tmp_p
     assert cli.main(["predict", "tiny-1d", str(field), "-o", str(out), "--url", url]) == 0
     sent = np.load(field)
     np.testing.assert_array_equal(np.load(out), np.concatenate([2 * sent, 3 * sent]))
+
+
+@pytest.mark.timeout(20)
+def test_predict_reads_and_writes_pipes(url: str, field: Path, tmp_path: Path) -> None:
+    given, out = tmp_path / "given", tmp_path / "out"
+    for pipe in (given, out):
+        os.mkfifo(pipe)
+    with ThreadPoolExecutor(2) as threads:
+        threads.submit(given.write_bytes, field.read_bytes())
+        answer = threads.submit(out.read_bytes)
+        assert cli.main(["predict", "tiny-1d", str(given), "-o", str(out), "--url", url]) == 0
+        sent = np.load(field)
+        found = np.load(io.BytesIO(answer.result()))
+    np.testing.assert_array_equal(found, np.concatenate([2 * sent, 3 * sent]))
 
 
 @pytest.mark.usefixtures("repository")
