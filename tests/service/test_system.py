@@ -149,12 +149,15 @@ def on_a_terminal(
         str(repository),
     ]
     shell = f"exec 0<'{os.ttyname(theirs)}' 2>'{log}' 1>&2; {before}; exec \"$@\""
+    # Tests that run under nohup would pass it on.
+    ours = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     process = subprocess.Popen(
         ["sh", "-c", shell, "sh", *serve, *options],
         start_new_session=True,
         cwd=ROOT,
         env={**os.environ, "TURBOFNO_DEVICE": "cpu"},
     )
+    signal.signal(signal.SIGHUP, ours)
 
     def close() -> None:
         os.close(theirs)
