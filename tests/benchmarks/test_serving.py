@@ -142,8 +142,9 @@ def test_the_harness_measures_turbofno_and_a_bare_handler(
         )
     assert len(found) == 10
     for row in found:
-        # after a stall of the machine an open loop may overfill the queue
-        assert set(row["errors"]) <= {"HTTP 429", "never sent"}, row
+        # after a stall of the machine an open loop may overfill the queue, which the bare handler does not bound
+        unanswered = "HTTP 429" if row["server"] == "turbofno" else "no answer"
+        assert set(row["errors"]) <= {unanswered, "never sent"}, row
         assert row["requests"] > 0
         assert 0 < row["p50 ms"] <= row["p99 ms"]
         assert row["CPU ms/field"] > 0
