@@ -132,6 +132,8 @@ def test_the_harness_measures_turbofno_and_a_bare_handler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measure, "_SETTLE_SECONDS", 0.2)
+    # A stall of the machine may delay the answers of the bare handler, which refuses nothing.
+    monkeypatch.setattr("benchmarks.serving.load.GRACE_SECONDS", 30.0)
     write_light(tmp_path)
     plans = [Plan("binary", 48, (1, 4), (0.5, 2.0)), Plan("JSON", 48, (1,))]
     by_name = {server.name: server for server in SERVERS}
@@ -142,9 +144,8 @@ def test_the_harness_measures_turbofno_and_a_bare_handler(
         )
     assert len(found) == 10
     for row in found:
-        # after a stall of the machine an open loop may overfill the queue, which the bare handler does not bound
-        unanswered = "HTTP 429" if row["server"] == "turbofno" else "no answer"
-        assert set(row["errors"]) <= {unanswered, "never sent"}, row
+        # after a stall of the machine an open loop may overfill the queue
+        assert set(row["errors"]) <= {"HTTP 429", "never sent"}, row
         assert row["requests"] > 0
         assert 0 < row["p50 ms"] <= row["p99 ms"]
         assert row["CPU ms/field"] > 0
