@@ -193,8 +193,6 @@ def laid_out(
     if form.by_channel:
         named = {f"{prefix}{channel.name}": fields[:, i] for i, channel in enumerate(channels)}
         return named if form.batched else {name: array[0] for name, array in named.items()}
-    if form.batched:
-        return {whole: fields}
     shape = (*form.leading(len(fields), len(channels)), *fields.shape[2:])
     return {whole: fields.reshape(shape)}
 

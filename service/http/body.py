@@ -67,14 +67,13 @@ async def read_body(call: Call, *, limit: int, setting: str | None) -> memoryvie
         # Allocated after the body has arrived: an announced body that never comes must not occupy the engine's memory.
         buffer = call.context.engine.buffer(size, aligned_at=aligned_at)
     heavy = call.place is None and size > BINARY_BYTES
-    pieces = call.pieces
-    whole = await offload(_join, pieces, buffer) if heavy else _join(pieces, buffer)
+    whole = await offload(heavy, _join, call.pieces, buffer)
     call.pieces.clear()
     call.place = None
     if coding is None:
         return whole
     # Always off the event loop: a few kilobytes can inflate to the whole limit.
-    decoded = await offload(_inflate, whole, coding, limit, aligned_at or 0)
+    decoded = await offload(True, _inflate, whole, coding, limit, aligned_at or 0)
     if decoded is None:
         raise _too_large(call, "the decompressed body is longer", limit, setting)
     admitted.hold(len(decoded))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import struct
 from contextlib import aclosing
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
@@ -93,8 +92,7 @@ async def stream(
                 heavy = frame.fields is not None and heavy_to_encode(
                     frame.fields.size, as_json=False
                 )
-                write = partial(form.write, event, frame.fields)
-                for piece in await offload(write) if heavy else write():
+                for piece in await offload(heavy, form.write, event, frame.fields):
                     yield piece
             last: Event = {"event": "end", "step": step}
         except ServiceError as error:

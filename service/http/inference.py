@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from functools import partial
 from typing import TYPE_CHECKING
 
 from turbofno.service.codec.fields import answered_grid
@@ -59,15 +58,14 @@ async def _run_on_training_grid(
     _hold_interpolated(call, count, output_grid)
     started = time.perf_counter()
     heavy = fields.size + count * math.prod(config.grid.training) > _HEAVY_VALUES
-    fields = await offload(to_network, fields, config) if heavy else to_network(fields, config)
+    fields = await offload(heavy, to_network, fields, config)
     call.note("decode", started)
     result = await run_model(call, fields, priority=priority, seconds=seconds)
     # Here too: the client may leave during what follows.
     call.note_result(result)
     started = time.perf_counter()
     heavy = result.fields.size + count * math.prod(output_grid) > _HEAVY_VALUES
-    work = partial(from_network, result.fields, output_grid, config)
-    result.fields = await offload(work) if heavy else work()
+    result.fields = await offload(heavy, from_network, result.fields, output_grid, config)
     call.note("encode", started)
     return result
 
@@ -110,10 +108,8 @@ async def warnings_of(
     call: Call, known: AnswerWarnings, trust: Trust, fields: Fields
 ) -> tuple[str, ...]:
     """Note the warnings of a prediction with these signals and outputs, to be counted; return their texts."""
-    if known.reads_fields and heavy_to_encode(fields.size, as_json=False):
-        found = await offload(known.of_prediction, trust, fields)
-    else:
-        found = known.of_prediction(trust, fields)
+    heavy = known.reads_fields and heavy_to_encode(fields.size, as_json=False)
+    found = await offload(heavy, known.of_prediction, trust, fields)
     return count_warnings(call, found)
 
 

@@ -35,7 +35,9 @@ def heavy_to_encode(values: int, *, as_json: bool) -> bool:
     return values * 4 > BINARY_BYTES
 
 
-async def offload(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `function` on a codec thread."""
+async def offload(heavy: bool, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call `function`, on a codec thread if it is `heavy`."""
+    if not heavy:
+        return function(*args, **kwargs)
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(_threads, partial(function, *args, **kwargs))

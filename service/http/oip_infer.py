@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from turbofno.service.codec import oip_binary
@@ -75,11 +74,9 @@ async def infer(call: Call) -> Reply:
     body = await read_body(call, limit=getattr(settings, setting), setting=setting)
     started = time.perf_counter()
     json_length = _json_length(header, len(body), settings)
+    heavy = json_length > JSON_BYTES or len(body) > TENSOR_BYTES
     before_tensor = None if header is None else json_length
-    if json_length > JSON_BYTES or len(body) > TENSOR_BYTES:
-        request, fields = await offload(_decode, body, before_tensor, raw_shape, served)
-    else:
-        request, fields = _decode(body, before_tensor, raw_shape, served)
+    request, fields = await offload(heavy, _decode, body, before_tensor, raw_shape, served)
     call.note("decode", started)
     asked, timeout = request.output_grid, request.timeout_us
     grid = None if asked is None else parse_output_grid(asked, served.config)
@@ -97,20 +94,18 @@ async def infer(call: Call) -> Reply:
     call.note_result(result)
     warnings = await warnings_of(call, known, result.trust, result.fields)
     started = time.perf_counter()
-    encode = partial(
-        oip_binary.encode, result.fields,
+    heavy = heavy_to_encode(result.fields.size, as_json=not binary)
+    answer = await offload(
+        heavy, oip_binary.encode, result.fields,
         binary=binary, model=result.model, version=result.version, request_id=request_id,
         warnings=warnings, trust=largest(result.trust), trust_status=served.why_no_trust(result.trust),
     )  # fmt: skip
-    heavy = heavy_to_encode(result.fields.size, as_json=not binary)
-    answer = await offload(encode) if heavy else encode()
     headers: Headers = []
     written: Sequence[Bytes] = answer.pieces
     accepted = call.header(b"accept-encoding")
     if accepted is not None and (coding := answer_coding(accepted)) is not None:
         whole = answer.body
-        heavy = len(whole) > _COMPRESS_HEAVY
-        written = (await offload(compress, whole, coding) if heavy else compress(whole, coding),)
+        written = (await offload(len(whole) > _COMPRESS_HEAVY, compress, whole, coding),)
         headers += [(b"content-encoding", coding.encode()), (b"vary", b"Accept-Encoding")]
     call.note("encode", started)
     if answer.json_length is None:

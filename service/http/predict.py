@@ -153,7 +153,7 @@ async def fields_reply(
     started = time.perf_counter()
     values = sum([array.size for array in answer.outputs.values()])
     heavy = heavy_to_encode(values, as_json=writer is JSON)
-    body = await offload(writer.encode, answer) if heavy else writer.encode(answer)
+    body = await offload(heavy, writer.encode, answer)
     call.note("encode", started)
     content_type = (b"content-type", writer.content_type)
     status = status_headers(answer.trust_status, answer.warnings)
@@ -195,10 +195,8 @@ async def read_arrays(
     body = await read_body(call, limit=limit, setting=setting)
     started = time.perf_counter()
     # A small archive can inflate up to the limit.
-    if codec is NPZ or len(body) > light:
-        fields, about = await offload(decode, body, codec, call.served, limit)
-    else:
-        fields, about = decode(body, codec, call.served, limit)
+    heavy = codec is NPZ or len(body) > light
+    fields, about = await offload(heavy, decode, body, codec, call.served, limit)
     # An archive's fields can be far larger than its body.
     call.admitted.hold(max(len(body), fields.nbytes))
     call.note("decode", started)

@@ -77,6 +77,4 @@ def largest(trust: Trust) -> dict[str, float]:
 
 def trust_headers(trust: Trust) -> Headers:
     """The headers X-Trust-Input-Distance and X-Trust-Residual, to four digits."""
-    return [
-        (_HEADER_NAMES[name], b"%.4g" % max(values)) for name, values in trust.items() if values
-    ]
+    return [(_HEADER_NAMES[name], b"%.4g" % value) for name, value in largest(trust).items()]

@@ -83,8 +83,6 @@ class Admitted:
 
     def hold(self, size: int) -> None:
         """Set the total to `size` bytes. Raises QueueFull if they do not fit now, PayloadTooLarge if they never do."""
-        if size == self._held:
-            return
         if size > self._held and self._admission is not None:
             self._admission.check_bytes(self._counted, self._model, size, held=self._held)
         self.hold_answer(size)
