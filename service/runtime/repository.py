@@ -138,7 +138,7 @@ class Repository:
                     logger.warning("the service continues without model %s", location.name)
 
     async def load(self, name: str) -> None:
-        """(Re)load every version of a model; the old instance serves until the new one is warm.
+        """(Re)load every version of a model; the old instance serves until the new one is warm. Drops versions that are gone.
 
         Raises:
             NotFound: the repository holds no such model.
@@ -153,27 +153,31 @@ class Repository:
                 )
             for location in locations:
                 await self._load(location)
+            held = {location.version for location in locations}
+            gone = [key for key in self._entries if key[0] == name and key[1] not in held]
+            await self._drop(gone, _VANISHED)
 
     async def unload(self, name: str) -> None:
         """Finish pending requests, then drop every version of the model. Raises NotFound."""
         async with self._lock:
-            found = [entry for key, entry in self._entries.items() if key[0] == name]
+            found = [key for key in self._entries if key[0] == name]
             if not found:
                 raise self._unknown(name, None)
-            self._required = {key for key in self._required if key[0] != name}
-            for entry in found:
-                instance = entry.instance
-                if instance is not None:
-                    entry.state, entry.reason, entry.instance = "UNLOADING", _UNLOADED, None
-                    await self._wait_until_unused(instance)
-                    self._metrics.model_loaded.remove(
-                        instance.name,
-                        instance.version,
-                        instance.ran.backend,
-                        instance.ran.precision,
-                    )
-                    logger.info("unloaded model %s version %s", instance.name, instance.version)
-                entry.state, entry.reason = "UNAVAILABLE", _UNLOADED
+            await self._drop(found, _UNLOADED)
+
+    async def _drop(self, keys: Sequence[tuple[str, str]], reason: str) -> None:
+        """Finish pending requests of versions, then drop them."""
+        self._required.difference_update(keys)
+        for entry in [self._entries[key] for key in keys]:
+            instance = entry.instance
+            if instance is not None:
+                entry.state, entry.reason, entry.instance = "UNLOADING", reason, None
+                await self._wait_until_unused(instance)
+                self._metrics.model_loaded.remove(
+                    instance.name, instance.version, instance.ran.backend, instance.ran.precision
+                )
+                logger.info("unloaded model %s version %s", instance.name, instance.version)
+            entry.state, entry.reason = "UNAVAILABLE", reason
 
     def get(self, name: str, version: str | None) -> ModelInstance:
         """A ready model (the newest ready version if None). Raises NotFound, Unavailable."""

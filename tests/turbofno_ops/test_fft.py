@@ -26,8 +26,8 @@ from tests.turbofno_ops.cuda_on_cpu import compile_kernels
 from tests.turbofno_ops.random_transform import Case, relative_error
 from turbofno_ops import _gemm, _native, used_tables
 from turbofno_ops import fft as ours
-from turbofno_ops.fft import _choice, _functions, _kernels, _library, _plan, _torch
-from turbofno_ops.fft._transform import KINDS, Transform
+from turbofno_ops.fft import _choice, _functions, _kernels, _library, _plan, _rule, _torch
+from turbofno_ops.fft._transform import KINDS, Axis, Transform
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning")
 
@@ -291,6 +291,18 @@ def test_an_explanation_is_of_the_transform_that_runs(monkeypatch: pytest.Monkey
         ours.explain(name, torch.ones(3, 4, 5))
         getattr(ours, name)(torch.ones(3, 4, 5))
         assert axes[-1] == axes[-2] == {"t": (2,), "2": (1, 2), "n": (0, 1, 2)}[name[-1]]
+
+
+@pytest.mark.parametrize(
+    ("points", "of_torch"), [(16, True), (64, False), (85, False), (224, False), (225, True)]
+)
+def test_complex_lines_with_a_factor_take_the_kernels(points: int, of_torch: bool) -> None:
+    line = Transform(
+        "complex", inverse=True, axes=(Axis(1, points, points, 0, points, 0),), scaling="whole"
+    )
+    assert (_rule.torch_is_as_fast(line, torch.complex64) is not None) is of_torch
+    plain = line._replace(scaling="none")
+    assert _rule.torch_is_as_fast(plain, torch.complex64) is not None
 
 
 def test_docstring_examples_run() -> None:

@@ -88,8 +88,8 @@ def _line_is_slower(points: int, transform: Transform) -> bool:
         return points > _LARGEST_PRIME_SIZES[kind]
     if kind == "complex":
         # torch.fft multiplies by a factor in a pass of its own
-        scaled = transform.scaling != "none"
-        return not (scaled and _is_power_of_two(points) and 32 <= points <= 8192)
+        least, most = (32, 8192) if _is_power_of_two(points) else (17, _LARGEST_DENSE)
+        return transform.scaling == "none" or not least <= points <= most
     least, most = _REAL_POWERS_OF_TWO if _is_power_of_two(points) else _REAL_SIZES
     return not least <= points <= most or points in _FAST_REAL_SIZES
 

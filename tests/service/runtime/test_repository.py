@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import resource
+import shutil
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -264,6 +265,24 @@ def test_newest_version_answers_unless_another_is_named(tmp_path: Path) -> None:
                 engine.config("m", "3")
             with pytest.raises(NotFound, match="there is no model 'n'; there are m"):
                 engine.config("n")
+
+    asyncio.run(main())
+
+
+def test_a_version_that_was_deleted_no_longer_answers_after_a_reload(tmp_path: Path) -> None:
+    """So a rollback is to delete the newest version and to load the model again."""
+    save_tiny(tmp_path, "m", version="2", seed=2)
+    save_tiny(tmp_path, "m", version="10", seed=10)
+
+    async def main() -> None:
+        async with running(tmp_path) as (engine, _):
+            shutil.rmtree(tmp_path / "m" / "10")
+            await engine.load("m")
+            assert states(engine) == [("m", "2", "READY"), ("m", "10", "UNAVAILABLE")]
+            assert (await engine.predict(request(random_fields(1), model="m"))).version == "2"
+            assert engine.ready
+            with pytest.raises(Unavailable, match="no longer holds it"):
+                engine.config("m", "10")
 
     asyncio.run(main())
 
