@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 
 from turbofno_ops import _cuda_tables
 from turbofno_ops._native import BatchedSpectral, Fft, Product, Spectral, launch
+from turbofno_ops._shared_product import SharedProduct, bytes_of
 from turbofno_ops._slab import Slab
 from turbofno_ops._spectra import array_of
 from turbofno_ops._spectral_product import (
@@ -26,10 +28,14 @@ from turbofno_ops.fft import _kernels as fft_kernels
 
 
 class _Planned(NamedTuple):
-    """The launches of a mix, and whether its result has the channels last."""
+    """The launches of a mix, and whether its result has the channels last. `shared`: what multiplies the modes of slabs.
+
+    Without it, slabs exchange their modes by collectives.
+    """
 
     launches: tuple[SpectralLaunch, ...]
     channels_last: bool
+    shared: SharedProduct | None
 
 
 class _Phases(NamedTuple):
@@ -40,7 +46,9 @@ class _Phases(NamedTuple):
 
 
 class CudaProduct:
-    """`Stages.mix` from the grid `size` to `out_size`, callable. With a slab these are whole grids. Thread-safe.
+    """`Stages.mix` from the grid `size` to `out_size`, callable. With a slab these are whole grids.
+
+    Thread-safe, but for slabs whose weights are shared out: these share memory, too.
 
     `clusters`: that the device runs at once, 0 for separate launches. `settled`: no kernel still in flight writes the weights.
 
@@ -108,7 +116,7 @@ class CudaProduct:
         ]
         # without locks: two threads may plan the same shape, with equal results
         self._channels_last: dict[tuple[int, int], bool] = {}
-        self._launches: dict[tuple[int, int, int, bool], _Planned] = {}
+        self._launches: dict[tuple[int, int, int, bool, int], _Planned] = {}
 
     def _use_rows_of(self, slab: Slab) -> None:
         """Replace the grids by those of a slab, and the tables of the first axis by those of its rows, with their phases."""
@@ -131,20 +139,24 @@ class CudaProduct:
         batch, c_in, *_, row = spectra.shape
         c_out = weight.shape[-1]
         z, channels_last = array_of(spectra, c_out)
-        planned, channels_last = self._planned(batch, c_in, c_out, channels_last)
+        share = math.prod(weight.shape[:-3])
+        planned, channels_last, shared = self._planned(batch, c_in, c_out, channels_last, share)
         for at, (name, structure, elements, axis) in enumerate(planned):
             if isinstance(structure, Product):
-                if self._slab is None:
+                if shared is not None:
+                    z = shared(lambda z, of=structure: self._multiply(z, weight, of))
+                elif self._slab is None:
                     z = self._multiply(z, weight, structure)
                 else:
-                    # the transforms of the first axis are the nearest launches
-                    to_start = self._phases[planned[at - 1].name].to_start
-                    from_start = self._phases[planned[at + 1].name].from_start
-                    z.view(self._modes[0], -1).mul_(to_start)
+                    phases = self._phases_around(planned, at)
+                    z.view(self._modes[0], -1).mul_(phases.to_start)
                     z = self._multiply_sum(self._slab, z, weight, structure)
-                    z.view(self._modes[0], -1).mul_(from_start)
+                    z.view(self._modes[0], -1).mul_(phases.from_start)
                 continue
-            out = torch.empty(elements, dtype=torch.complex64, device=self._device)
+            if shared is not None and axis == 0 and not structure.inverse:
+                out = shared.part
+            else:
+                out = torch.empty(elements, dtype=torch.complex64, device=self._device)
             arguments = type(structure).from_buffer_copy(structure)
             arguments.input, arguments.out = z.data_ptr(), out.data_ptr()
             if isinstance(arguments, Spectral | BatchedSpectral):
@@ -172,14 +184,40 @@ class CudaProduct:
             found = self._channels_last[batch, channels] = channels_last_is_faster(shape)
         return found
 
-    def _planned(self, batch: int, c_in: int, c_out: int, channels_last: bool) -> _Planned:
-        key = (batch, c_in, c_out, channels_last)
+    def _planned(
+        self, batch: int, c_in: int, c_out: int, channels_last: bool, share: int
+    ) -> _Planned:
+        """Plan the product with a weight of `share` modes of the axes before the last."""
+        key = (batch, c_in, c_out, channels_last, share)
         found = self._launches.get(key)
         if found is None:
             shape = self._shape(batch, c_in, c_out, channels_last=channels_last)
-            planned = _Planned(launches(shape), mixed_channels_last(shape))
-            found = self._launches[key] = planned
+            planned = launches(shape)
+            shared = None
+            if self._slab is not None and share < math.prod(self._modes[:-1]):
+                shared = self._shared(self._slab, planned)
+            found = _Planned(planned, mixed_channels_last(shape), shared)
+            self._launches[key] = found
         return found
+
+    def _shared(
+        self, slab: Slab, planned: tuple[SpectralLaunch, ...]
+    ) -> SharedProduct | None:
+        """Return the product in memory that all slabs reach, or None where there is none."""
+        at = next(i for i, one in enumerate(planned) if isinstance(one.arguments, Product))
+        product = planned[at].arguments
+        assert isinstance(product, Product)
+        memory = slab.peer_memory(bytes_of(product, slab), self._device)
+        if memory is None:
+            return None
+        return SharedProduct(slab, memory, product, *self._phases_around(planned, at))
+
+    def _phases_around(self, planned: tuple[SpectralLaunch, ...], at: int) -> _Phases:
+        """Return the phases of a slab, of the transforms of the first axis: the launches before and after the product."""
+        return _Phases(
+            self._phases[planned[at - 1].name].to_start,
+            self._phases[planned[at + 1].name].from_start,
+        )
 
     def _shape(self, batch: int, c_in: int, c_out: int, *, channels_last: bool) -> ProductShape:
         return ProductShape(

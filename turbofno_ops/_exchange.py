@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from typing import Protocol
 
 import torch
-import torch.distributed as dist
 
+from turbofno_ops._copy_engines import copy_engines
 from turbofno_ops._modes import Rows
 from turbofno_ops._slab import Slab
+from turbofno_ops.description import Size
 
 _IN_FLIGHT = 2
 """Pieces whose exchange may be under way while the next one is transformed."""
@@ -21,7 +23,51 @@ ROW_AXIS = 2
 
 Targets = Sequence[tuple[Rows, torch.Tensor]]
 """Columns, and the view that they are written to."""
-_Exchange = tuple[list[dist.Work], list[torch.Tensor]]
+
+
+class _Arrival(Protocol):
+    def wait(self) -> object:
+        """Let the current stream wait until this process has sent its parts and has those of the others."""
+
+
+class _Transport(Protocol):
+    """How parts reach the tensors of the other processes."""
+
+    def tensors(self, shapes: Sequence[Sequence[Size]], dtype: torch.dtype) -> list[torch.Tensor]:
+        """Return this process's tensors; `shapes` are those of each process."""
+
+    def swap(
+        self, which: int, sends: Sequence[torch.Tensor], spans: Sequence[range]
+    ) -> Sequence[_Arrival]:
+        """Begin to send a part to each process: to the elements `spans` of this process, of its tensor number `which`."""
+
+    def end(self) -> None:
+        """Let the tensors go, once the current stream has used them."""
+
+
+class _Messages:
+    """Parts are messages of the group's backend, NCCL or gloo, to tensors that the caller may keep."""
+
+    def __init__(self, slab: Slab, x: torch.Tensor) -> None:
+        self._slab, self._x = slab, x
+        self._tensors: list[torch.Tensor] = []
+
+    def tensors(self, shapes: Sequence[Sequence[Size]], dtype: torch.dtype) -> list[torch.Tensor]:
+        own = shapes[self._slab.rank]
+        self._tensors = [self._x.new_empty(shape, dtype=dtype) for shape in own]
+        return self._tensors
+
+    def swap(
+        self, which: int, sends: Sequence[torch.Tensor], spans: Sequence[range]
+    ) -> Sequence[_Arrival]:
+        whole = self._tensors[which]
+        return self._slab.swap(sends, [whole[span.start : span.stop] for span in spans])
+
+    def end(self) -> None:
+        self._tensors = []
+
+
+_Exchange = tuple[Sequence[_Arrival], list[torch.Tensor]]
 """An exchange that is under way, and what is sent, whose memory must live until then."""
 
 
@@ -61,6 +107,7 @@ def exchanged(
     pack: Callable[[torch.Tensor, Targets], None],
     pieces: int = 1,
     late: bool = False,
+    kept: bool = True,
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """Exchange a function of a tensor as `recut` does, and yield parts of the result as they arrive.
 
@@ -78,6 +125,8 @@ def exchanged(
             of each process.
         pieces: As many exchanges; the same number on all processes.
         late: True to exchange a share of the columns after the pieces, and yield the others before it has arrived.
+        kept: False if the parts are not used any more when the iterator ends. Then they may lie in memory that the next
+            exchange uses again.
 
     Yields:
         The first column of a part, counted from this process's first one, and the part: axis `cut` is outermost in memory.
@@ -85,13 +134,19 @@ def exchanged(
     rows, rank = slab.all_rows(points), slab.rank
     columns = [_parts(of, late) for of in slab.all_rows(shape[to])]
 
-    def new(count: int, width: int) -> torch.Tensor:
-        sizes = list(shape)
-        sizes[to] = width
-        del sizes[cut]
-        return x.new_empty([count, *sizes], dtype=dtype)
+    def sizes(count: int, width: int) -> Size:
+        whole = list(shape)
+        whole[to] = width
+        del whole[cut]
+        return (count, *whole)
 
-    whole = [new(points, part.count) for part in columns[rank]]
+    def new(count: int, width: int) -> torch.Tensor:
+        return x.new_empty(sizes(count, width), dtype=dtype)
+
+    shapes = [[sizes(points, part.count) for part in parts] for parts in columns]
+    engines = None if kept else copy_engines(slab, shapes, dtype, x.device)
+    transport: _Transport = engines or _Messages(slab, x)
+    whole = transport.tensors(shapes, dtype)
 
     def new_sends(which: int, span: range) -> list[torch.Tensor]:
         # what this process keeps goes to its place at once
@@ -118,25 +173,31 @@ def exchanged(
         ]
         if targets:
             pack(x.narrow(cut, first, count), targets)
-        return slab.swap(sends, [whole[0][span.start : span.stop] for span in spans]), sends
+        return transport.swap(0, sends, spans), sends
 
     under_way: deque[_Exchange] = deque()
-    for number in range(pieces):
-        # from here on the stream waits for older pieces, and their memory is free again
-        while len(under_way) >= _IN_FLIGHT:
+    try:
+        for number in range(pieces):
+            # from here on the stream waits for older pieces, and their memory is free again
+            while len(under_way) >= _IN_FLIGHT:
+                _finish(under_way.popleft())
+            under_way.append(begin(number))
+        if late:
+            spans = [range(of.first, of.stop) for of in rows]
+            under_way.append((transport.swap(1, late_sends, spans), late_sends))
+        first = 0
+        for which, part in enumerate(columns[rank]):
+            # the late columns may still be under way while the others are used
+            left = 1 if late and which == 0 else 0
+            while len(under_way) > left:
+                _finish(under_way.popleft())
+            yield first, whole[which].movedim(0, cut)
+            first += part.count
+    finally:
+        # what is under way uses memory, also after an error
+        while under_way:
             _finish(under_way.popleft())
-        under_way.append(begin(number))
-    if late:
-        receives = [whole[1][of.first : of.stop] for of in rows]
-        under_way.append((slab.swap(late_sends, receives), late_sends))
-    first = 0
-    for which, part in enumerate(columns[rank]):
-        # the late columns may still be under way while the others are used
-        left = 1 if late and which == 0 else 0
-        while len(under_way) > left:
-            _finish(under_way.popleft())
-        yield first, whole[which].movedim(0, cut)
-        first += part.count
+        transport.end()
 
 
 def _parts(columns: Rows, late: bool) -> list[Rows]:
@@ -155,8 +216,8 @@ def _piece(rows: Rows, number: int, pieces: int) -> range:
 
 
 def _finish(exchange: _Exchange) -> None:
-    for work in exchange[0]:
-        work.wait()
+    for arrival in exchange[0]:
+        arrival.wait()
 
 
 def rearrange_rows(

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from turbofno_ops._modes import Rows
+from turbofno_ops._peer_memory import PeerMemory, peer_memory
 from turbofno_ops.description import Size
 
 if hasattr(dist, "all_gather_single"):  # their names since torch 2.13
@@ -109,6 +110,10 @@ class Slab:
         whole = share.new_empty(self.count * share.shape[0], *share.shape[1:])
         _all_gather(_real(whole), _real(share), group=self.group)
         return whole
+
+    def peer_memory(self, nbytes: int, device: torch.device) -> PeerMemory | None:
+        """Allocate so many bytes of every process that all of them reach; see there."""
+        return peer_memory(self, nbytes, device)
 
     def moments(
         self, mean: torch.Tensor, variance: torch.Tensor, points: int

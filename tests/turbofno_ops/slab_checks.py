@@ -7,6 +7,7 @@ and compares its slab of the result with one process's in float64: the PyTorch m
 from __future__ import annotations
 
 import doctest
+import itertools
 import json
 import os
 import random
@@ -52,6 +53,7 @@ from turbofno_ops import (
 from turbofno_ops.distributed import _passes, fft, slab_rows
 from turbofno_ops.distributed import network as slab_network
 from turbofno_ops.fft import _kernels
+from turbofno_ops.fft._transform import Transform
 
 Size = tuple[int, ...]
 ON_GPU = sys.argv[1:2] == ["nccl"]
@@ -317,6 +319,38 @@ def check_ffts(
         compare(found, expected, len(lead) + to, limit, (name, size, lead, norm, at, to))
 
 
+def ffts_after_one_that_failed() -> None:
+    """An error midway, on all processes, leaves nothing behind that the next transform takes for its own."""
+    size = (48, 24, 16)
+    x = torch.randn(size, dtype=torch.complex128)
+    for call in (1, 2, 4, 7, 9):
+        with small_pieces():
+            with fails_at(call), raises(RuntimeError, "made to fail"):
+                distributed.fftn(given(2 * x, 0), size, output_order="transposed")
+            found = distributed.fftn(given(x, 0), size, output_order="transposed")
+        compare(found, torch.fft.fftn(x), 1, LIMIT, call)
+
+
+@contextmanager
+def fails_at(call: int) -> Iterator[None]:
+    """Let the transforms of pieces and parts fail from such a call on."""
+    calls = itertools.count(1)
+
+    def writer_of(x: torch.Tensor, transform: Transform) -> _passes.Write:
+        write = _passes.writer_of(x, transform)
+
+        def write_or_fail(*arguments: Any) -> None:
+            if next(calls) >= call:
+                raise RuntimeError("made to fail")
+            write(*arguments)
+
+        return write_or_fail
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fft, "writer_of", writer_of)
+        yield
+
+
 def real_input_of_fftn() -> None:
     x = torch.randn(7, 6, 5, dtype=torch.float64)
     found = distributed.fftn(given(x, 0), (7, 6, 5))
@@ -495,6 +529,7 @@ CHECKS: tuple[Callable[[], None], ...] = (
     drawn_ffts,
     ffts_on_kernels,
     ffts_of_many_rows,
+    ffts_after_one_that_failed,
     real_input_of_fftn,
     drawn_layers,
     sharded_weights,

@@ -17,6 +17,7 @@ from turbofno_ops import _cuda_product, _gemm
 from turbofno_ops._channels import mix
 from turbofno_ops._cuda_product import CudaProduct
 from turbofno_ops._native import BatchedSpectral, Fft, Product, Spectral, Transform
+from turbofno_ops._peer_memory import PeerMemory
 from turbofno_ops._slab import Slab
 from turbofno_ops._spectral_product import ProductShape, launches, mixed_channels_last
 from turbofno_ops._support import A100, Device
@@ -162,13 +163,11 @@ class ThreadSlab(Slab):
 
     shared: list[torch.Tensor]
     barrier: threading.Barrier
+    reached: bool
+    """Each reaches the memory of the others."""
 
     def _all(self, part: torch.Tensor) -> list[torch.Tensor]:
-        self.shared[self.rank] = part.clone()
-        self.barrier.wait(20)
-        found = list(self.shared)
-        self.barrier.wait(20)
-        return found
+        return self._all_of(part.clone())
 
     def add_up(self, part: torch.Tensor) -> torch.Tensor:
         return part.copy_(torch.stack(self._all(part)).sum(0))
@@ -179,14 +178,44 @@ class ThreadSlab(Slab):
     def gather(self, share: torch.Tensor) -> torch.Tensor:
         return torch.cat(self._all(share))
 
+    def peer_memory(self, nbytes: int, device: torch.device) -> PeerMemory | None:
+        if not self.reached:
+            return None
+        own = torch.full((nbytes,), 255, dtype=torch.uint8, device=device)
+        return cast("PeerMemory", ThreadMemory(self._all_of(own), self.barrier))
 
-def slabs(count: int) -> list[ThreadSlab]:
+    def _all_of(self, part: torch.Tensor) -> list[torch.Tensor]:
+        self.shared[self.rank] = part
+        self.barrier.wait(20)
+        found = list(self.shared)
+        self.barrier.wait(20)
+        return found
+
+
+class ThreadMemory:
+    """Memory of threads that all of them reach."""
+
+    def __init__(self, memories: list[torch.Tensor], barrier: threading.Barrier) -> None:
+        self._memories, self._barrier = memories, barrier
+
+    def of(
+        self, rank: int, shape: tuple[int, ...], dtype: torch.dtype, first: int
+    ) -> torch.Tensor:
+        end = first + math.prod(shape) * dtype.itemsize
+        return self._memories[rank][first:end].view(dtype).view(shape)
+
+    def barrier(self) -> None:
+        self._barrier.wait(20)
+
+
+def slabs(count: int, *, reached: bool) -> list[ThreadSlab]:
     """Return the slabs of a group of threads."""
     barrier, shared = threading.Barrier(count), [torch.empty(0)] * count
     found = [ThreadSlab(cast(Any, None), rank, count) for rank in range(count)]
     for slab in found:
         object.__setattr__(slab, "shared", shared)
         object.__setattr__(slab, "barrier", barrier)
+        object.__setattr__(slab, "reached", reached)
     return found
 
 
@@ -250,9 +279,9 @@ def test_mix_whole_and_in_slabs(draw: int) -> None:
     for given in (spectra, channels_last):
         assert relative(whole(given, weight), expected) < 1e-5
 
-    for sharded in (False, True):
-        found = mixed_in_slabs(count, spectra, weight, out_size, sharded=sharded)
-        assert relative(found, expected) < 1e-5, (size, modes, out_size, sharded)
+    for sharded, reached in ((False, False), (True, False), (True, True)):
+        found = mixed_in_slabs(count, spectra, weight, out_size, sharded=sharded, reached=reached)
+        assert relative(found, expected) < 1e-5, (size, modes, out_size, sharded, reached)
 
 
 def mixed_in_slabs(
@@ -262,16 +291,19 @@ def mixed_in_slabs(
     out_size: tuple[int, ...],
     *,
     sharded: bool,
+    reached: bool,
 ) -> torch.Tensor:
-    """Return the mix of whole spectra that are cut over `count` threads."""
+    """Return the mix of whole spectra that are cut over `count` threads, at its second run."""
     modes = tuple(weight.shape[:-2])
     size = (*spectra.shape[2:-1], 16)
-    group = slabs(count)
+    group = slabs(count, reached=reached)
     parts = [product(slab, size, modes, out_size) for slab in group]
     weights = [s.share_of(weight.flatten(0, -4)) if sharded else weight for s in group]
 
     def run(rank: int) -> torch.Tensor:
-        return parts[rank](group[rank].cut(spectra, 2).contiguous(), weights[rank])
+        part = group[rank].cut(spectra, 2).contiguous()
+        parts[rank](part * 2, weights[rank])
+        return parts[rank](part, weights[rank])
 
     with ThreadPoolExecutor(count) as pool:
         return torch.cat(list(pool.map(run, range(count))), dim=2)
@@ -353,11 +385,13 @@ def test_slabs_are_transformed_by_ffts_of_the_whole_axis(
     spectra = torch.randn(2, 3, rows, 64, 4, dtype=torch.complex64)
     weight = torch.randn(*modes, 3, 2, dtype=torch.complex64)
     z = mix(_gemm.analyze_others(spectra, modes[:2]), weight)
-    found = mixed_in_slabs(count, spectra, weight, (out_rows, 64, 16), sharded=count == 3)
+    found = mixed_in_slabs(
+        count, spectra, weight, (out_rows, 64, 16), sharded=count == 3, reached=kept == 32
+    )
     assert relative(found, _gemm.synthesize_others(z, (out_rows, 64))) < 1e-6
     dense = (rows == 40) + (out_rows == 40)
-    assert launched.count("transform_axis") == count * dense
-    assert launched.count("mixed_radix_fft") == count * (4 - dense)
+    assert launched.count("transform_axis") == 2 * count * dense
+    assert launched.count("mixed_radix_fft") == 2 * count * (4 - dense)
 
 
 @pytest.mark.usefixtures("served_shapes")

@@ -297,6 +297,7 @@ def _exchanged(
         pack=lambda piece, targets: write(here, piece, targets, to),
         pieces=pieces,
         late=pieces > 1 and len(there.axes) > 0,
+        kept=not there.axes,
     )
     if not there.axes:
         ((_, result),) = arrived

@@ -1,0 +1,119 @@
+"""Exchanges between slabs by the copy engines of their GPUs, beside the work of the multiprocessors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from turbofno_ops._peer_memory import PeerMemory, aligned
+from turbofno_ops._slab import Slab
+from turbofno_ops.description import Size
+
+
+class CopyEngines:
+    """Writes parts of a field to memory of the other processes, which is used again by the next exchange.
+
+    Copies run on a stream of their own, which meets those of the other processes in a barrier after each exchange of parts.
+    """
+
+    def __init__(self, slab: Slab, memory: PeerMemory, device: torch.device) -> None:
+        self._slab, self._memory, self._device = slab, memory, device
+        self._copies = torch.cuda.Stream(device, priority=-1)
+        self._used = torch.cuda.Event()
+        self._tensors: list[list[torch.Tensor]] = []
+
+    def tensors(self, shapes: Sequence[Sequence[Size]], dtype: torch.dtype) -> list[torch.Tensor]:
+        """Return this process's tensors, once all processes have used what they got before; `shapes` are those of each process."""
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(self._used)
+        self._copies.wait_stream(current)
+        with torch.cuda.stream(self._copies):
+            self._memory.barrier()
+        self._tensors = [
+            [
+                self._memory.of(rank, shape, dtype, first)
+                for shape, first in zip(of, _places(of, dtype), strict=False)
+            ]
+            for rank, of in enumerate(shapes)
+        ]
+        return self._tensors[self._slab.rank]
+
+    def swap(
+        self, which: int, sends: Sequence[torch.Tensor], spans: Sequence[range]
+    ) -> list[_Arrival]:
+        """Begin to write a contiguous tensor to each other process: to the elements `spans` of this one, of its tensor `which`."""
+        rank, count = self._slab.rank, self._slab.count
+        own = spans[rank]
+        self._copies.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._copies):
+            for peer in ((rank + i) % count for i in range(1, count)):
+                if sends[peer].numel():
+                    self._tensors[peer][which][own.start : own.stop].copy_(sends[peer])
+            self._memory.barrier()
+            return [_Arrival(self._copies.record_event(), self._device)]
+
+    def end(self) -> None:
+        """Let the tensors go, once the current stream has used them."""
+        self._used.record(torch.cuda.current_stream(self._device))
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    """An exchange of parts that is under way."""
+
+    done: torch.cuda.Event
+    device: torch.device
+
+    def wait(self) -> None:
+        """Let the current stream wait until this process has sent its parts and has those of the others."""
+        torch.cuda.current_stream(self.device).wait_event(self.done)
+
+
+def copy_engines(
+    slab: Slab, shapes: Sequence[Sequence[Size]], dtype: torch.dtype, device: torch.device
+) -> CopyEngines | None:
+    """Return what exchanges tensors of such shapes, of each process, by copy engines, or None where that is not possible.
+
+    Its memory is kept as long as the group and grows with the largest tensors. None where there is no such memory, and in a
+    CUDA graph, which would keep its addresses. All processes call this together, with the same arguments.
+    """
+    if device.type != "cuda" or slab.count == 1 or torch.cuda.is_current_stream_capturing():
+        return None
+    nbytes = max(_places(of, dtype)[-1] for of in shapes)
+    kept = _KEPT.setdefault(slab.group, {}).setdefault(device, _Kept())
+    if nbytes > kept.nbytes and nbytes < kept.refused:
+        torch.cuda.synchronize(device)
+        slab.most(0, device)
+        # nobody writes to it any more
+        kept.engines = None
+        torch.cuda.empty_cache()
+        memory = slab.peer_memory(nbytes, device)
+        kept.nbytes = 0 if memory is None else nbytes
+        kept.refused = nbytes if memory is None else kept.refused
+        kept.engines = None if memory is None else CopyEngines(slab, memory, device)
+    return kept.engines if nbytes <= kept.nbytes else None
+
+
+@dataclass
+class _Kept:
+    """What a group has on a device. `nbytes`: of its memory; `refused`: the least that could not be had."""
+
+    engines: CopyEngines | None = None
+    nbytes: float = 0
+    refused: float = math.inf
+
+
+_KEPT: WeakKeyDictionary[dist.ProcessGroup, dict[torch.device, _Kept]] = WeakKeyDictionary()
+
+
+def _places(shapes: Sequence[Size], dtype: torch.dtype) -> list[int]:
+    """Return the first byte of tensors that lie one behind the other, and the first byte after them."""
+    firsts = [0]
+    for shape in shapes:
+        firsts.append(firsts[-1] + aligned(math.prod(shape) * dtype.itemsize))
+    return firsts
