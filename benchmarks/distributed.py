@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
 from queue import Empty
@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from benchmarks.gpu.device import in_graph, machine
 from benchmarks.timing import print_table, save
 from turbofno_ops import (
     Activate,
@@ -147,8 +148,11 @@ def _network_ms(network: Network, layers: int, device: torch.device) -> tuple[fl
     return ms, memory
 
 
-def _collectives_ms(network: Network, device: torch.device) -> float:
-    """Milliseconds of a layer's collectives alone."""
+_EXCHANGES = 8  # of a graph
+
+
+def _exchange_ms(network: Network, device: torch.device) -> float:
+    """Milliseconds that a layer's kept modes take between the cards, without the product that they may be a part of."""
     slab = slab_of("benchmark", None)
     if slab.count == 1:
         return 0.0
@@ -156,9 +160,34 @@ def _collectives_ms(network: Network, device: torch.device) -> float:
     modes, c = math.prod(others), network.channels
     sums = torch.zeros(modes, c * last, dtype=torch.complex64, device=device)
     replicated = modes * last * c * c * sums.itemsize <= distributed.network.REPLICATED_BYTES
-    weight = torch.empty(modes, 1, 1, 1, device=device)
-    weight = weight if replicated else slab.share_of(weight)
-    return _ms(lambda: slab.on_sum(sums, weight, lambda z, _: z), device)
+    share = modes if replicated else -(-modes // slab.count)
+    memory = None if replicated else slab.peer_memory(2 * slab.count * share * sums[0].nbytes, device)
+    if memory is None:
+        weight = torch.empty(share, 1, 1, 1, device=device)
+        return _ms_in_graph(lambda: slab.on_sum(sums, weight, lambda z, _: z), device)
+
+    def shares(first: int) -> list[torch.Tensor]:
+        at = (first * slab.count + slab.rank) * share * sums[0].nbytes
+        shape = share, sums.shape[1]
+        return [memory.of(rank, shape, sums.dtype, at) for rank in range(slab.count)]
+
+    parts, products = shares(0), shares(1)
+
+    def exchange() -> None:
+        memory.barrier()
+        own = torch.stack(parts).sum(0)
+        for product in products:
+            product.copy_(own)
+        memory.barrier()
+
+    return _ms_in_graph(exchange, device)
+
+
+def _ms_in_graph(call: Callable[[], object], device: torch.device) -> float:
+    if device.type != "cuda":
+        return _ms(call, device)
+    calls = in_graph(lambda _: call(), [torch.empty(0)] * _EXCHANGES)
+    return _ms(calls, device) / _EXCHANGES
 
 
 def _networks(networks: tuple[Network, ...], device: torch.device) -> Iterator[Row]:
@@ -166,13 +195,13 @@ def _networks(networks: tuple[Network, ...], device: torch.device) -> Iterator[R
         two, _ = _network_ms(network, 2, device)
         six, _ = _network_ms(network, 6, device)
         four, memory = _network_ms(network, 4, device)
-        collectives, layer = _collectives_ms(network, device), (six - two) / 4
+        exchange, layer = _exchange_ms(network, device), (six - two) / 4
         for what, ms, exchanges in (("layer", layer, 1), ("network of 4 layers", four, 4)):
             yield {
                 "what": f"{what}, {network.name}",
                 "ms": ms,
-                "collectives_ms": exchanges * collectives,
-                "communication": exchanges * collectives / ms,
+                "exchange_ms": exchanges * exchange,
+                "communication": exchanges * exchange / ms,
                 "gib_a_card": memory,
             }
 
@@ -196,7 +225,7 @@ def _plain_real_pair(x: torch.Tensor) -> torch.Tensor:
     return torch.fft.irfftn(torch.fft.rfftn(x), s=x.shape)
 
 
-def _exchange_ms(points: int, dtype: torch.dtype, device: torch.device) -> float:
+def _exchanges_ms(points: int, dtype: torch.dtype, device: torch.device) -> float:
     """Milliseconds of the exchanges of a pair alone, by all_to_all_single."""
     count = dist.get_world_size()
     if count == 1:
@@ -229,13 +258,13 @@ def _ffts(points: int, device: torch.device) -> Iterator[Row]:
         error = torch.stack([(ours() - x).abs().square().sum(), x.abs().square().sum()])
         dist.all_reduce(error)
         what = f"{name} FFT and back, {points}^3"
-        exchange = _exchange_ms(points, dtype, device)
+        exchange = _exchanges_ms(points, dtype, device)
         if dist.get_world_size() > 1:
             ms = _ms(ours, device)
             yield {
                 "what": f"{what}, {_SLABS}",
                 "ms": ms,
-                "collectives_ms": exchange,
+                "exchange_ms": exchange,
                 "error": float((error[0] / error[1]).sqrt()),
                 "gib_a_card": _reserved_gib(device),
             }
@@ -344,6 +373,7 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="+", choices=["networks", "fft", "largest"])
     parser.add_argument("--small", action="store_true", help="small grids, to see that it runs")
+    parser.add_argument("--commit", help="name of the commit, if the tree is no git checkout")
     parser.add_argument("--fft-points", type=int, help=f"of each axis (default: {FFT_POINTS})")
     given = parser.parse_args()
     on_gpu = torch.cuda.is_available()
@@ -376,8 +406,8 @@ def main() -> None:
     columns = list(dict.fromkeys(key for row in rows for key in row))
     print_table("Cut over cards", [{key: row.get(key) for key in columns} for row in rows])
     if on_gpu and not given.small:
-        name = torch.cuda.get_device_name()
-        print(f"\nwritten to {save('distributed', [{'gpu': name, **row} for row in rows])}")
+        where = asdict(machine(given.commit))
+        print(f"\nwritten to {save('distributed', [{**where, **row} for row in rows])}")
 
 
 def _reported(count: int, measure: Measure) -> list[Row]:

@@ -469,23 +469,23 @@ _CPU_TITLES = {
 
 def over_cards(lines: list[Row]) -> list[str]:
     """The section of fields cut over GPUs; the first line is the environment."""
-    where, *rows = lines
-    measured = [row for row in rows if row["gpu"] is not None]
+    rows = lines[1:]
+    where = next(row for row in rows if row["gpu"] is not None)
     return [
         "## One field over several GPUs",
         "",
-        f"{measured[0]['gpu']}, PyTorch {where['torch']}, commit {where['commit']}, {where['at'][:10]}; `python -m",
-        "benchmarks.distributed`. float32, one process a card, NCCL. Efficiency: the time of one card, divided by cards and",
-        "time; that of an FFT of slabs refers to plain PyTorch on one card. Collectives: calls of them alone, with the host's",
-        "time to launch them, which a network's CUDA graph does not take. Rows with a citation are published, of A100 cards.",
-        "[How it works](explanation/slabs.md).",
+        f"{where['gpu']}, PyTorch {where['torch']}, commit {where['commit']}, {where['at'][:10]}; `python -m",
+        "benchmarks.distributed`. float32, one process a card. Efficiency: the time of one card, divided by cards and time;",
+        "that of an FFT of slabs refers to plain PyTorch on one card. Exchange: of the kept modes, or of the field, alone; in",
+        "a network and an FFT it runs beside other work. Rows with a citation are published, of A100 cards. [How it",
+        "works](explanation/slabs.md).",
         "",
         *markdown(
-            ["what", "cards", "grid", "ms", "efficiency", "collectives, ms", "GiB a card"],
+            ["what", "cards", "grid", "ms", "efficiency", "exchange, ms", "GiB a card"],
             [
                 [
                     *(row["what"], row["cards"], row.get("grid"), row["ms"]),
-                    *(row.get("efficiency"), row.get("collectives_ms"), row.get("gib_a_card")),
+                    *(row.get("efficiency"), row.get("exchange_ms"), row.get("gib_a_card")),
                 ]
                 for row in sorted(rows, key=lambda row: (row["what"], row["cards"]))
             ],

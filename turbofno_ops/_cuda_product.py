@@ -9,7 +9,7 @@ import torch
 
 from turbofno_ops import _cuda_tables
 from turbofno_ops._native import BatchedSpectral, Fft, Product, Spectral, launch
-from turbofno_ops._shared_product import SharedProduct, bytes_of
+from turbofno_ops._shared_product import SharedProduct, shared_product
 from turbofno_ops._slab import Slab
 from turbofno_ops._spectra import array_of
 from turbofno_ops._spectral_product import (
@@ -144,7 +144,7 @@ class CudaProduct:
         for at, (name, structure, elements, axis) in enumerate(planned):
             if isinstance(structure, Product):
                 if shared is not None:
-                    z = shared(lambda z, of=structure: self._multiply(z, weight, of))
+                    z = shared(weight)
                 elif self._slab is None:
                     z = self._multiply(z, weight, structure)
                 else:
@@ -207,10 +207,7 @@ class CudaProduct:
         at = next(i for i, one in enumerate(planned) if isinstance(one.arguments, Product))
         product = planned[at].arguments
         assert isinstance(product, Product)
-        memory = slab.peer_memory(bytes_of(product, slab), self._device)
-        if memory is None:
-            return None
-        return SharedProduct(slab, memory, product, *self._phases_around(planned, at))
+        return shared_product(slab, product, *self._phases_around(planned, at))
 
     def _phases_around(self, planned: tuple[SpectralLaunch, ...], at: int) -> _Phases:
         """Return the phases of a slab, of the transforms of the first axis: the launches before and after the product."""

@@ -14,9 +14,10 @@ import torch
 
 LIBRARY = "libturbofno_cuda.so"
 MAX_STEPS = 16
+MAX_SLABS = 8
 PLAN_WORDS = 128
 DOT_OUTPUTS = 4
-ABI = 849721616
+ABI = 1706628895
 LIBRARY_VARIABLE = "TURBOFNO_LIBRARY"
 """Environment variable with the path of another build of the library."""
 
@@ -124,6 +125,9 @@ class Product(ctypes.Structure):
         *[(name, c_int32) for name in ("precision", "multiprocessors", "weights_settled")],
         *[(name, c_int32) for name in ("channels_last", "input_channels_last")],
         *[(name, c_void_p) for name in ("input", "weight", "out")],
+        ("slabs", c_int32),
+        *[(name, c_void_p * MAX_SLABS) for name in ("parts", "products")],
+        *[(name, c_void_p) for name in ("part_factors", "product_factors")],
     ]
 
 

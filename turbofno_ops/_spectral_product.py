@@ -99,7 +99,8 @@ def channels_last_is_faster(shape: ProductShape) -> bool:
     """Return True if the kernels are faster with the channels of spectra last, measured on an H100."""
     if _batched_is_faster(shape._replace(channels_last=True)):
         return True
-    if shape.c_in % 2 or has_one_launch(shape):
+    # slabs are few fields, and a product of their parts has the channels first
+    if shape.cut or shape.c_in % 2 or has_one_launch(shape):
         return False
     long_rows = shape.batch >= _LEAST_LAST_BATCH and shape.row_modes >= _LEAST_LAST_MODES
     return long_rows or _has_many_values(shape)
@@ -110,7 +111,7 @@ def mixed_channels_last(shape: ProductShape) -> bool:
 
     A product reads the few channels of a network's input in either order.
     """
-    if shape.channels_last or shape.c_in > _FEW_CHANNELS or has_one_launch(shape):
+    if shape.cut or shape.channels_last or shape.c_in > _FEW_CHANNELS or has_one_launch(shape):
         return shape.channels_last
     following = shape._replace(c_in=shape.c_out, channels_last=True)
     return _batched_is_faster(following) or (shape.c_out % 2 == 0 and _has_many_values(following))

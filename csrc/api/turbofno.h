@@ -110,8 +110,9 @@ typedef struct {
                                                   PROJECT's [16]. Zero padded */
 } turbofno_step;
 
-#define TURBOFNO_ABI 849721616 /* checksum of this header's declarations; test_abi.py has the new one after a change */
+#define TURBOFNO_ABI 1706628895 /* checksum of this header's declarations; test_abi.py has the new one after a change */
 #define TURBOFNO_MAX_STEPS 16
+#define TURBOFNO_MAX_SLABS 8
 #define TURBOFNO_DOT_OUTPUTS 4
 #define TURBOFNO_PLAN_WORDS 128
 
@@ -204,7 +205,9 @@ typedef struct {
 } turbofno_transform;
 
 /* out[k][b][o][m] = sum over c of input[k][b][c][m] weight[k][m][c][o] for every mode (k, m). A row may have one mode more
- * than the weight, so that it is whole 16 bytes; that mode of the output is zero. */
+ * than the weight, so that it is whole 16 bytes; that mode of the output is zero.
+ *
+ * Of a field that is cut into slabs over processes, the input is a sum over all slabs' parts, and all of them get the product. */
 typedef struct {
     int64_t batch;
     int64_t in_pitch, out_pitch; /* complex numbers from one k to the next */
@@ -220,6 +223,10 @@ typedef struct {
     const float *input; /* complex [others][in_pitch], of these [batch][c_in][row_modes] */
     const float *weight; /* complex [others][modes][c_in][c_out] */
     float *out; /* complex [others][out_pitch], of these [batch][c_out][row_modes] */
+    int32_t slabs; /* 0, or a number of slabs, with the channels first; then, instead of input and out: */
+    const float *parts[TURBOFNO_MAX_SLABS]; /* as input; it is their sum, each times its factors */
+    float *products[TURBOFNO_MAX_SLABS]; /* as out, each times its factors */
+    const float *part_factors, *product_factors; /* complex [slabs][others] */
 } turbofno_product;
 
 /* The two transforms of the only other axis and the product of modes between them, in 2D: for few batch elements, on cards

@@ -8,6 +8,7 @@
 // (multiply_channels.cuh). This file's kernel has the channels first. A block takes one kx, 1 to 4 neighbouring ky, of which 32
 // bytes of a line are read at once, 8 to 32 batch elements and some output channels; a warp one ky and 16 output channels.
 // Weights stream through a ring of stages, or there is a stage for each of them (product_plan.cpp).
+#include "complex.cuh"
 #include "multiply_channels.cuh"
 #include "multiply_modes_mma.cuh"
 #include "pdl.cuh"
@@ -86,6 +87,61 @@ __device__ void copy_out(float2 *to, const float2 *from, int channels, int modes
     }
 }
 
+constexpr int kPartsAtOnce = 4;
+
+// Does for all batch elements and channels what copy_in does for one element, from the parts of all slabs. These may be in the
+// memory of other cards, so several are read at once.
+template <int MODES, int AT_ONCE>
+__device__ void add_up_parts(float2 *shared, const ProductArguments &a, int kx, int64_t first, int batch, int channels, int modes) {
+    using Piece = std::conditional_t<AT_ONCE == 2, float4, float2>;
+    constexpr int kPieces = MODES / AT_ONCE;
+    for (int i = threadIdx.x; i < batch * channels * kPieces; i += blockDim.x) {
+        const int mode = i % kPieces * AT_ONCE, c = i / kPieces % channels, b = i / kPieces / channels;
+        const bool exists = c < a.c_in && mode < modes;
+        const int64_t at = first + (int64_t(b) * a.c_in + c) * a.row_modes + mode;
+        float2 sum[AT_ONCE] = {};
+        for (int slab = 0; slab < a.slabs.count; slab += kPartsAtOnce) {
+            Piece parts[kPartsAtOnce];
+#pragma unroll
+            for (int s = 0; s < kPartsAtOnce; ++s) {
+                const bool read = exists && slab + s < a.slabs.count;
+                parts[s] = read ? *reinterpret_cast<const Piece *>(a.slabs.parts[slab + s] + at) : Piece{};
+            }
+#pragma unroll
+            for (int s = 0; s < kPartsAtOnce; ++s) {
+                if (slab + s >= a.slabs.count) break;
+                const float2 factor = a.slabs.part_factors[(slab + s) * a.others + kx];
+#pragma unroll
+                for (int m = 0; m < AT_ONCE; ++m) {
+                    sum[m] = sum[m] + product(reinterpret_cast<const float2 *>(&parts[s])[m], factor);
+                }
+            }
+        }
+#pragma unroll
+        for (int m = 0; m < AT_ONCE; ++m) shared[b * a.shared_in + c * MODES + mode + m] = sum[m];
+    }
+}
+
+// Does for all batch elements and all slabs what copy_out does for one.
+template <int MODES, int AT_ONCE>
+__device__ void spread(const ProductArguments &a, const float2 *shared, int kx, int64_t first, int batch, int channels, int modes) {
+    using Piece = std::conditional_t<AT_ONCE == 2, float4, float2>;
+    constexpr int kPieces = MODES / AT_ONCE;
+    for (int i = threadIdx.x; i < batch * channels * kPieces; i += blockDim.x) {
+        const int mode = i % kPieces * AT_ONCE, c = i / kPieces % channels, b = i / kPieces / channels;
+        if (mode >= modes) continue;
+        const float2 *from = shared + b * a.shared_out + c * MODES + mode;
+        const int64_t to = first + (int64_t(b) * a.c_out + c) * a.row_modes + mode;
+        for (int s = 0; s < a.slabs.count; ++s) {
+            const float2 factor = a.slabs.product_factors[s * a.others + kx];
+            Piece piece;
+#pragma unroll
+            for (int m = 0; m < AT_ONCE; ++m) reinterpret_cast<float2 *>(&piece)[m] = product(from[m], factor);
+            *reinterpret_cast<Piece *>(a.slabs.products[s] + to) = piece;
+        }
+    }
+}
+
 template <int BATCH, int MODES, typename P, bool EVEN>
 __global__ void __launch_bounds__(32 * kMaxModeWarps, BATCH == 1 ? 4 : BATCH == 2 ? 3 : 2)
     multiply_modes_kernel(const ProductArguments a) {
@@ -113,12 +169,23 @@ __global__ void __launch_bounds__(32 * kMaxModeWarps, BATCH == 1 ? 4 : BATCH == 
     if (a.weights_settled) pdl_wait();
     pdl_trigger_of_small_grid();
 
-    for (int b = warp; b < batch; b += warps) {
-        const float2 *in = a.in + kx * a.in_pitch + (b0 + b) * a.c_in * a.row_modes + y0;
-        if (MODES > 1 && a.row_modes % 2 == 0) { // two modes are 16 aligned bytes
-            copy_in<MODES, kPair>(shared + b * a.shared_in, in, stages.channels, a.c_in, modes, a.row_modes);
+    const bool in_pairs = MODES > 1 && a.row_modes % 2 == 0; // two modes are 16 aligned bytes
+    if (a.slabs.count > 0) {
+        const int64_t first = kx * a.in_pitch + b0 * a.c_in * a.row_modes + y0;
+        if (in_pairs) {
+            add_up_parts<MODES, kPair>(shared, a, kx, first, batch, stages.channels, modes);
         } else {
-            copy_in<MODES, 1>(shared + b * a.shared_in, in, stages.channels, a.c_in, modes, a.row_modes);
+            add_up_parts<MODES, 1>(shared, a, kx, first, batch, stages.channels, modes);
+        }
+        __syncthreads();
+    } else {
+        for (int b = warp; b < batch; b += warps) {
+            const float2 *in = a.in + kx * a.in_pitch + (b0 + b) * a.c_in * a.row_modes + y0;
+            if (in_pairs) {
+                copy_in<MODES, kPair>(shared + b * a.shared_in, in, stages.channels, a.c_in, modes, a.row_modes);
+            } else {
+                copy_in<MODES, 1>(shared + b * a.shared_in, in, stages.channels, a.c_in, modes, a.row_modes);
+            }
         }
     }
     commit_copies();
@@ -155,9 +222,18 @@ __global__ void __launch_bounds__(32 * kMaxModeWarps, BATCH == 1 ? 4 : BATCH == 
     }
     __syncthreads();
     const int channels = min(a.channel_tiles * 16, a.c_out - o0);
+    const int64_t first = kx * a.out_pitch + (b0 * a.c_out + o0) * a.row_modes + y0;
+    if (a.slabs.count > 0) {
+        if (in_pairs) {
+            spread<MODES, kPair>(a, shared, kx, first, batch, channels, modes);
+        } else {
+            spread<MODES, 1>(a, shared, kx, first, batch, channels, modes);
+        }
+        return;
+    }
     for (int b = warp; b < batch; b += warps) {
-        float2 *out = a.out + kx * a.out_pitch + ((b0 + b) * a.c_out + o0) * a.row_modes + y0;
-        if (MODES > 1 && a.row_modes % 2 == 0) {
+        float2 *out = a.out + first + int64_t(b) * a.c_out * a.row_modes;
+        if (in_pairs) {
             copy_out<MODES, kPair>(out, shared + b * a.shared_out, channels, modes, a.row_modes);
         } else {
             copy_out<MODES, 1>(out, shared + b * a.shared_out, channels, modes, a.row_modes);
@@ -188,12 +264,22 @@ template <typename P, bool EVEN> auto kernel_for(const ProductPlan &p, bool chan
 extern "C" turbofno_status turbofno_multiply_modes(const turbofno_product *product, CUstream_st *stream) {
     using namespace turbofno;
     if (turbofno_product_unsupported(product) != nullptr) return TURBOFNO_UNSUPPORTED;
-    if (product->input == nullptr || product->weight == nullptr || product->out == nullptr) return TURBOFNO_NULL_POINTER;
+    const bool whole = product->slabs == 0;
+    if (product->weight == nullptr || (whole && (product->input == nullptr || product->out == nullptr))) return TURBOFNO_NULL_POINTER;
     const ProductPlan p = plan(*product);
     ProductArguments a{};
     a.in = reinterpret_cast<const float2 *>(product->input);
     a.out = reinterpret_cast<float2 *>(product->out);
     a.weight = reinterpret_cast<const float2 *>(product->weight);
+    a.slabs.count = product->slabs;
+    for (int s = 0; s < product->slabs; ++s) {
+        if (product->parts[s] == nullptr || product->products[s] == nullptr) return TURBOFNO_NULL_POINTER;
+        a.slabs.parts[s] = reinterpret_cast<const float2 *>(product->parts[s]);
+        a.slabs.products[s] = reinterpret_cast<float2 *>(product->products[s]);
+    }
+    a.slabs.part_factors = reinterpret_cast<const float2 *>(product->part_factors);
+    a.slabs.product_factors = reinterpret_cast<const float2 *>(product->product_factors);
+    a.others = product->others;
     a.batch = product->batch;
     a.in_pitch = product->others > 1 ? product->in_pitch : 0;
     a.out_pitch = product->out_pitch;

@@ -16,9 +16,19 @@ namespace {
 // Sums are divided by this, and multiplied with the input's scale: else large weights would overflow where the product does not.
 constexpr float kSumScale = 1 << 14;
 
+// The slabs of a field, if it is cut: `in` is the sum of their parts, and all get the product, each times factors [slab][kx].
+struct ProductSlabs {
+    int count; // 0: the field is whole
+    const float2 *parts[TURBOFNO_MAX_SLABS];
+    float2 *products[TURBOFNO_MAX_SLABS];
+    const float2 *part_factors, *product_factors;
+};
+
 struct ProductArguments {
     const float2 *in, *weight;
     float2 *out;
+    ProductSlabs slabs;
+    int others; // kx
     int64_t batch, in_pitch, out_pitch; // pitches: from one kx to the next
     int in_channel, in_mode; // with the channels of `out` last: from one channel, or ky, of the input to the next
     int c_in, c_out, modes_w, row_modes; // modes of the last axis: of the weight, of a row

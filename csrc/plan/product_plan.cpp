@@ -106,5 +106,7 @@ extern "C" const char *turbofno_product_unsupported(const turbofno_product *p) {
     if (p->row_modes != p->modes && !made_even) return "a row has neither the kept modes nor the next even number";
     if (p->others < 1 || p->others > kMaxOthers) return "the other axes keep more than 2^24 modes";
     if (!known_precision(p->precision)) return "unknown precision";
+    if (p->slabs < 0 || p->slabs > TURBOFNO_MAX_SLABS) return "more than 8 slabs";
+    if (p->slabs && p->channels_last) return "channels of slabs are last";
     return nullptr;
 }

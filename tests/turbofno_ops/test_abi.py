@@ -135,6 +135,7 @@ def test_steps_have_the_header_s_numbers() -> None:
 
 def test_lengths_of_arrays_are_the_header_s() -> None:
     assert macro("TURBOFNO_MAX_STEPS") == _native.MAX_STEPS
+    assert macro("TURBOFNO_MAX_SLABS") == _native.MAX_SLABS
     assert macro("TURBOFNO_PLAN_WORDS") == _native.PLAN_WORDS
     assert macro("TURBOFNO_DOT_OUTPUTS") == _native.DOT_OUTPUTS
 

@@ -51,7 +51,7 @@ def product(
 
 
 def is_batched(of: CudaProduct, batch: int, channels: int) -> bool:
-    planned = of._planned(batch, channels, channels, True).launches
+    planned = of._planned(batch, channels, channels, True, 1).launches
     return "batched_spectral_product" in {one.name for one in planned}
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.turbofno_ops.test_axis_tables import transform
-from turbofno_ops import _cuda_product, _gemm
+from turbofno_ops import _cuda_product, _gemm, _shared_product
 from turbofno_ops._channels import mix
 from turbofno_ops._cuda_product import CudaProduct
 from turbofno_ops._native import BatchedSpectral, Fft, Product, Spectral, Transform
@@ -71,12 +71,24 @@ def computed(name: str, a: Any) -> None:
             return rows.unflatten(1, (a.batch, a.row_modes, channels)).transpose(-1, -2)
         return rows.unflatten(1, (a.batch, channels, a.row_modes))
 
-    z = modes_of(a.input, a.in_pitch, a.c_in, a.input_channels_last)[..., : a.modes]
+    def factors_of(address: int) -> torch.Tensor:
+        return memory(address, a.slabs * a.others).view(a.slabs, a.others, 1, 1, 1)
+
+    if a.slabs:
+        assert not a.channels_last
+        parts = [modes_of(address, a.in_pitch, a.c_in, 0) for address in a.parts[: a.slabs]]
+        z = (torch.stack(parts) * factors_of(a.part_factors)).sum(0)
+        results = [(address, factors_of(a.product_factors)[s]) for s, address in enumerate(a.products[: a.slabs])]
+    else:
+        z = modes_of(a.input, a.in_pitch, a.c_in, a.input_channels_last)
+        results = [(a.out, torch.ones(()))]
     weight = memory(a.weight, a.others * a.modes * a.c_in * a.c_out)
     weight = weight.view(a.others, a.modes, a.c_in, a.c_out)
-    out = modes_of(a.out, a.out_pitch, a.c_out, a.channels_last)
-    out[..., a.modes :] = 0
-    out[..., : a.modes] = torch.einsum("kbcm,kmco->kbom", z, weight)
+    product = torch.einsum("kbcm,kmco->kbom", z[..., : a.modes], weight)
+    for address, factor in results:
+        out = modes_of(address, a.out_pitch, a.c_out, a.channels_last)
+        out[..., a.modes :] = 0
+        out[..., : a.modes] = product * factor
 
 
 def computed_fft(a: Fft) -> None:
@@ -253,6 +265,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         computed(name, arguments)
 
     monkeypatch.setattr(_cuda_product, "launch", launch)
+    monkeypatch.setattr(_shared_product, "launch", launch)
     return names
 
 

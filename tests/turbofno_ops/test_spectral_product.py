@@ -48,7 +48,7 @@ def product(
 
 
 def names(of: CudaProduct, batch: int, weight: torch.Tensor) -> list[str]:
-    return [one.name for one in of._planned(batch, *weight.shape[-2:], False).launches]
+    return [one.name for one in of._planned(batch, *weight.shape[-2:], False, len(weight)).launches]
 
 
 def computed(spectra: torch.Tensor, weight: torch.Tensor, out_rows: int) -> torch.Tensor:
