@@ -161,7 +161,9 @@ def _exchange_ms(network: Network, device: torch.device) -> float:
     sums = torch.zeros(modes, c * last, dtype=torch.complex64, device=device)
     replicated = modes * last * c * c * sums.itemsize <= distributed.network.REPLICATED_BYTES
     share = modes if replicated else -(-modes // slab.count)
-    memory = None if replicated else slab.peer_memory(2 * slab.count * share * sums[0].nbytes, device)
+    memory = (
+        None if replicated else slab.peer_memory(2 * slab.count * share * sums[0].nbytes, device)
+    )
     if memory is None:
         weight = torch.empty(share, 1, 1, 1, device=device)
         return _ms_in_graph(lambda: slab.on_sum(sums, weight, lambda z, _: z), device)

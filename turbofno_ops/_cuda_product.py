@@ -200,9 +200,7 @@ class CudaProduct:
             self._launches[key] = found
         return found
 
-    def _shared(
-        self, slab: Slab, planned: tuple[SpectralLaunch, ...]
-    ) -> SharedProduct | None:
+    def _shared(self, slab: Slab, planned: tuple[SpectralLaunch, ...]) -> SharedProduct | None:
         """Return the product in memory that all slabs reach, or None where there is none."""
         at = next(i for i, one in enumerate(planned) if isinstance(one.arguments, Product))
         product = planned[at].arguments

@@ -142,7 +142,7 @@ __device__ void spread(const ProductArguments &a, const float2 *shared, int kx, 
     }
 }
 
-template <int BATCH, int MODES, typename P, bool EVEN>
+template <int BATCH, int MODES, typename P, bool EVEN, bool SLABS>
 __global__ void __launch_bounds__(32 * kMaxModeWarps, BATCH == 1 ? 4 : BATCH == 2 ? 3 : 2)
     multiply_modes_kernel(const ProductArguments a) {
     constexpr int kPair = MODES > 1 ? 2 : 1;
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(32 * kMaxModeWarps, BATCH == 1 ? 4 : BATCH == 
     pdl_trigger_of_small_grid();
 
     const bool in_pairs = MODES > 1 && a.row_modes % 2 == 0; // two modes are 16 aligned bytes
-    if (a.slabs.count > 0) {
+    if constexpr (SLABS) {
         const int64_t first = kx * a.in_pitch + b0 * a.c_in * a.row_modes + y0;
         if (in_pairs) {
             add_up_parts<MODES, kPair>(shared, a, kx, first, batch, stages.channels, modes);
@@ -223,32 +223,38 @@ __global__ void __launch_bounds__(32 * kMaxModeWarps, BATCH == 1 ? 4 : BATCH == 
     __syncthreads();
     const int channels = min(a.channel_tiles * 16, a.c_out - o0);
     const int64_t first = kx * a.out_pitch + (b0 * a.c_out + o0) * a.row_modes + y0;
-    if (a.slabs.count > 0) {
+    if constexpr (SLABS) {
         if (in_pairs) {
             spread<MODES, kPair>(a, shared, kx, first, batch, channels, modes);
         } else {
             spread<MODES, 1>(a, shared, kx, first, batch, channels, modes);
         }
-        return;
-    }
-    for (int b = warp; b < batch; b += warps) {
-        float2 *out = a.out + first + int64_t(b) * a.c_out * a.row_modes;
-        if (in_pairs) {
-            copy_out<MODES, kPair>(out, shared + b * a.shared_out, channels, modes, a.row_modes);
-        } else {
-            copy_out<MODES, 1>(out, shared + b * a.shared_out, channels, modes, a.row_modes);
+    } else {
+        for (int b = warp; b < batch; b += warps) {
+            float2 *out = a.out + first + int64_t(b) * a.c_out * a.row_modes;
+            if (in_pairs) {
+                copy_out<MODES, kPair>(out, shared + b * a.shared_out, channels, modes, a.row_modes);
+            } else {
+                copy_out<MODES, 1>(out, shared + b * a.shared_out, channels, modes, a.row_modes);
+            }
         }
     }
 }
 
-template <typename P, bool EVEN> auto kernel_for(const ProductPlan &p, bool channels_last) -> void (*)(ProductArguments) {
-    const auto choose = [&](auto batch) -> void (*)(ProductArguments) {
+using Kernel = void (*)(ProductArguments);
+
+template <int BATCH, int MODES, typename P, bool EVEN> Kernel kernel_of(bool slabs) {
+    return slabs ? multiply_modes_kernel<BATCH, MODES, P, EVEN, true> : multiply_modes_kernel<BATCH, MODES, P, EVEN, false>;
+}
+
+template <typename P, bool EVEN> Kernel kernel_for(const ProductPlan &p, const turbofno_product &product) {
+    const auto choose = [&](auto batch) -> Kernel {
         constexpr int BATCH = decltype(batch)::value;
-        if (channels_last) return multiply_channels<BATCH, P>;
+        if (product.channels_last) return multiply_channels<BATCH, P>;
         switch (p.modes) {
-        case 1: return multiply_modes_kernel<BATCH, 1, P, EVEN>;
-        case 2: return multiply_modes_kernel<BATCH, 2, P, EVEN>;
-        default: return multiply_modes_kernel<BATCH, 4, P, EVEN>;
+        case 1: return kernel_of<BATCH, 1, P, EVEN>(product.slabs > 0);
+        case 2: return kernel_of<BATCH, 2, P, EVEN>(product.slabs > 0);
+        default: return kernel_of<BATCH, 4, P, EVEN>(product.slabs > 0);
         }
     };
     switch (p.batch_fragments) {
@@ -301,10 +307,10 @@ extern "C" turbofno_status turbofno_multiply_modes(const turbofno_product *produ
     a.weights_settled = product->weights_settled != 0 || product->others > 1;
     a.in_channel = product->input_channels_last ? 1 : product->row_modes;
     a.in_mode = product->input_channels_last ? product->c_in : 1;
-    const bool even = product->c_out % 2 == 0, last = product->channels_last != 0;
+    const bool even = product->c_out % 2 == 0;
     const auto kernel = product->precision == TURBOFNO_FP32
-                            ? (even ? kernel_for<PrecisionFp32, true>(p, last) : kernel_for<PrecisionFp32, false>(p, last))
-                            : (even ? kernel_for<PrecisionTf32, true>(p, last) : kernel_for<PrecisionTf32, false>(p, last));
+                            ? (even ? kernel_for<PrecisionFp32, true>(p, *product) : kernel_for<PrecisionFp32, false>(p, *product))
+                            : (even ? kernel_for<PrecisionTf32, true>(p, *product) : kernel_for<PrecisionTf32, false>(p, *product));
     allow_shared_memory(kernel, kMaxSharedBytes);
     return launch_pdl(kernel, dim3(unsigned(p.blocks)), p.threads, size_t(p.shared_bytes), stream, a);
 }

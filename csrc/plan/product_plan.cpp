@@ -25,6 +25,7 @@ int shared_pitch(int channels, int modes) {
 ProductPlan product_plan(const turbofno_product &product, int batch_fragments, int modes, bool all_weights) {
     const int channel_tiles = even_piece(ceil_div(product.c_out, 16), kMaxModeWarps / modes);
     const int chunks = ceil_div(product.c_in, 8);
+    if (chunks <= kWeightsAhead + 1) all_weights = true; // a ring would have as many stages
     ProductPlan p{};
     p.batch_fragments = batch_fragments;
     p.modes = modes;

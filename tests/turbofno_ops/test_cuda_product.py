@@ -78,7 +78,10 @@ def computed(name: str, a: Any) -> None:
         assert not a.channels_last
         parts = [modes_of(address, a.in_pitch, a.c_in, 0) for address in a.parts[: a.slabs]]
         z = (torch.stack(parts) * factors_of(a.part_factors)).sum(0)
-        results = [(address, factors_of(a.product_factors)[s]) for s, address in enumerate(a.products[: a.slabs])]
+        results = [
+            (address, factors_of(a.product_factors)[s])
+            for s, address in enumerate(a.products[: a.slabs])
+        ]
     else:
         z = modes_of(a.input, a.in_pitch, a.c_in, a.input_channels_last)
         results = [(a.out, torch.ones(()))]
@@ -210,9 +213,7 @@ class ThreadMemory:
     def __init__(self, memories: list[torch.Tensor], barrier: threading.Barrier) -> None:
         self._memories, self._barrier = memories, barrier
 
-    def of(
-        self, rank: int, shape: tuple[int, ...], dtype: torch.dtype, first: int
-    ) -> torch.Tensor:
+    def of(self, rank: int, shape: tuple[int, ...], dtype: torch.dtype, first: int) -> torch.Tensor:
         end = first + math.prod(shape) * dtype.itemsize
         return self._memories[rank][first:end].view(dtype).view(shape)
 
