@@ -188,8 +188,12 @@ def _exchange_ms(network: Network, device: torch.device) -> float:
 def _ms_in_graph(call: Callable[[], object], device: torch.device) -> float:
     if device.type != "cuda":
         return _ms(call, device)
-    calls = in_graph(lambda _: call(), [torch.empty(0)] * _EXCHANGES)
-    return _ms(calls, device) / _EXCHANGES
+
+    def called(x: torch.Tensor) -> torch.Tensor:
+        call()
+        return x
+
+    return _ms(in_graph(called, [torch.empty(0)] * _EXCHANGES), device) / _EXCHANGES
 
 
 def _networks(networks: tuple[Network, ...], device: torch.device) -> Iterator[Row]:
