@@ -15,7 +15,7 @@ from turbofno_ops.plan import CompiledChain, batch_buckets, lowered
 
 WEIGHTS = ("auto", "replicated", "sharded")
 REPLICATED_BYTES = 128 * 2**20
-"""A layer's weights above which 'auto' shares them out: reading more takes longer than a second collective."""
+"""A layer's weights above which 'auto' shares them out: reading more takes longer than a second exchange."""
 
 
 class SlabFNO(CompiledChain):
@@ -94,8 +94,8 @@ def compile_fno(
         graphs: The cache of the CUDA graphs; by default a new one. Networks that share it are called in the same order
             by all processes.
         weights: 'replicated': every device has all spectral weights. 'sharded': it has those of its share of the modes and
-            multiplies only these, between a reduce-scatter and an all-gather, which move as much as the all-reduce; the
-            host has all weights. 'auto': sharded in layers whose weights exceed 128 MiB.
+            multiplies only these, which moves as much as the all-reduce; the host has all weights. 'auto': sharded in
+            layers whose weights exceed 128 MiB.
 
     Returns:
         The network as a function of a slab.
