@@ -53,7 +53,7 @@ __device__ __forceinline__ bool stage_half_spectra(const FftBlock<Shape> &block,
     // value size / 2 of even sizes is its own partner
     const bool alone = even && size % 2 == 0 && int(threadIdx.x) < p.lines;
     const uint2 ahead = alone ? fetch_pair<PLAIN>(block, threadIdx.x, size / 2) : uint2{};
-    each_held<kHeldLoads<PLAIN> / 2, Held>(block, count, fetch, use);
+    each_held<kHeldLoads<PLAIN> / 2, Held>(block, p.lines * count, fetch, use);
     if (alone) {
         for (int line = threadIdx.x; line < p.lines; line += p.threads) {
             const float2 v = taken(line == int(threadIdx.x) ? ahead : fetch_pair<PLAIN>(block, line, size / 2));

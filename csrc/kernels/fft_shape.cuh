@@ -8,7 +8,7 @@ namespace turbofno {
 
 // Radices that the compiler knows, so that indices and distances are constants.
 template <int... R> struct FixedRadices {
-    static constexpr bool kFixed = true;
+    static constexpr bool kFixed = true, kConvolved = false;
     static constexpr int kStages = sizeof...(R);
     static constexpr int kThreads = kMaxFftThreads, kBlocks = 1;
 
@@ -38,7 +38,7 @@ template <int... R> struct FixedRadices {
 
 // All radices up to MAX_RADIX. BLOCKS: on a multiprocessor.
 template <int MAX_RADIX, int THREADS, int BLOCKS> struct AnyRadices {
-    static constexpr bool kFixed = false;
+    static constexpr bool kFixed = false, kConvolved = false;
     static constexpr int kMaxRadix = MAX_RADIX, kThreads = THREADS, kBlocks = BLOCKS;
     const FftPlan &p;
 
@@ -53,6 +53,24 @@ template <int MAX_RADIX, int THREADS, int BLOCKS> struct AnyRadices {
     __device__ int over_butterflies(int stage, int n) const { return int(p.by_butterflies[stage](n)); }
     __device__ int over_size(int n) const { return int(p.by_size(n)); }
     __device__ int over_half(int n) const { return int(p.by_half(n)); }
+};
+
+// A prime size, transformed as a convolution of A * B = size - 1 points (fft_rader.cuh). Before and after, values are in shared
+// memory as those of a single stage: in their order. BLOCKS: on a multiprocessor.
+template <int A, int B, int BLOCKS> struct ConvolvedSize {
+    static constexpr bool kFixed = false, kConvolved = true;
+    static constexpr int kThreads = kConvolvedLines * B, kBlocks = BLOCKS;
+
+    __device__ explicit ConvolvedSize(const FftPlan &) {}
+    static __device__ constexpr int size() { return A * B + 1; }
+    static __device__ constexpr int radix(int) { return size(); }
+    static __device__ constexpr int pitch(int) { return 1; }
+    static __device__ constexpr int stages() { return 1; }
+    static __device__ constexpr int after(int) { return 1; }
+    static __device__ int over_radix(int, int) { return 0; }
+    static __device__ int over_butterflies(int, int n) { return n; }
+    static __device__ int over_size(int n) { return n / size(); }
+    static __device__ int over_half(int n) { return n / (size() / 2 + 1); }
 };
 
 // Place in shared memory of value d of a line.

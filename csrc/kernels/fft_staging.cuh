@@ -22,13 +22,13 @@ template <typename Shape> __device__ __forceinline__ void note_offsets(const Fft
     }
 }
 
-// Like FftBlock::each, with loads ahead: fetch(item) for several items before use(item, what it returned).
+// This thread's share of `total` items, with loads ahead: fetch(item) for several before use(item, what it returned).
 template <int PER, typename Held, typename Shape, typename Fetch, typename Use>
-__device__ __forceinline__ void each_held(const FftBlock<Shape> &block, int count, const Fetch &fetch, const Use &use) {
-    const int total = block.p.lines * count, step = block.p.threads;
+__device__ __forceinline__ void each_held(const FftBlock<Shape> &block, int total, const Fetch &fetch, const Use &use) {
+    const int step = Shape::kFixed ? block.p.threads : Shape::kThreads;
 #pragma unroll 1
     for (int base = threadIdx.x; base < total; base += PER * step) {
-        Held held[PER];
+        Held held[PER] = {}; // or else they would keep their registers from one call to the next
 #pragma unroll
         for (int i = 0; i < PER; ++i) {
             if (base + i * step < total) held[i] = fetch(base + i * step);
@@ -109,7 +109,7 @@ __device__ __forceinline__ bool stage_values(const FftBlock<Shape> &block, int p
     }
     bool finite = true;
     each_held<kHeldLoads<PLAIN>, uint2>(
-        block, size,
+        block, p.lines * size,
         [&](int item) {
             int line, point;
             where(item, line, point);

@@ -13,10 +13,13 @@
 //
 // The inverse is the conjugate of the transform of the conjugate.
 //
-// `FixedRadices` kernels know their radices, so that indices and distances are constants. `AnyRadices` has every radix.
+// `FixedRadices` kernels know their radices, so that indices and distances are constants. `AnyRadices` has every radix. Kernels of
+// a `ConvolvedSize` are for a prime above these: between the same ways in and out it is a convolution (fft_rader.cuh).
 #include "fft_butterfly.cuh"
 #include "fft_half_spectrum.cuh"
+#include "fft_rader.cuh"
 #include "fft_staging.cuh"
+#include "fft_whole_lines.cuh"
 #include "pdl.cuh"
 
 namespace turbofno {
@@ -32,6 +35,10 @@ __device__ __forceinline__ bool stage_lines_of(const FftBlock<Shape> &block, int
 
 template <typename Shape> __device__ __forceinline__ bool stage_lines(const FftBlock<Shape> &block, int pass) {
     const FftPlan &p = block.p;
+    if constexpr (Shape::kConvolved) {
+        bool bad = false;
+        if (read_whole_lines(block, pass, bad)) return bad;
+    }
     if constexpr (Shape::kFixed) {
         if (p.regular && p.in.access == kFftHalf && p.in.plain) {
             if (p.half) {
@@ -60,6 +67,9 @@ __device__ __forceinline__ void store_lines_of(const FftBlock<Shape> &block, int
 
 template <typename Shape> __device__ __forceinline__ void store_lines(const FftBlock<Shape> &block, int pass) {
     const FftPlan &p = block.p;
+    if constexpr (Shape::kConvolved) {
+        if (write_whole_lines(block, pass)) return;
+    }
     if constexpr (Shape::kFixed) {
         if (p.regular && p.out.access == kFftHalf && p.out.plain) {
             if (p.half) {
@@ -115,7 +125,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) transform_lin
 using Kernel = void (*)(FftArguments);
 
 Kernel kernel_for(const FftPlan &p) {
-    switch (p.fixed ? p.size : 0) {
+    switch (p.fixed || p.convolved ? p.size : 0) {
     case 32: return transform_lines<FixedRadices<8, 4>>;
     case 64: return transform_lines<FixedRadices<8, 8>>;
     case 128: return transform_lines<FixedRadices<16, 8>>;
@@ -125,6 +135,8 @@ Kernel kernel_for(const FftPlan &p) {
     case 2048: return transform_lines<FixedRadices<16, 16, 8>>;
     case 4096: return transform_lines<FixedRadices<16, 16, 16>>;
     case 8192: return transform_lines<FixedRadices<16, 8, 8, 8>>;
+    case 211: return transform_lines<ConvolvedSize<14, 15, 4>>;
+    case 421: return transform_lines<ConvolvedSize<20, 21, 2>>;
     default: return transform_lines<AnyRadices<kMaxRadix, kAnyFftThreads, 5>>;
     }
 }

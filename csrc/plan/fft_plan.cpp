@@ -56,9 +56,11 @@ void search(int size, Stages &taken, Stages &best) {
     }
 }
 
+bool is_convolved(int size) { return convolution_radices(size).radix[0] != 0; }
+
 // The stages of a transform; none if there are none.
 Stages stages_of(int size) {
-    if (size == 1) return {1, {1}};
+    if (size == 1 || is_convolved(size)) return {1, {size}};
     Stages fixed{};
     for (const int radix : fixed_radices(size).radix) {
         if (radix != 0) fixed.radix[fixed.count++] = radix;
@@ -112,8 +114,10 @@ FftSide side_of(const turbofno_fft &fft, const FftPlan &p, int side) {
     if (complex) {
         const int radix = p.radix[side == 0 ? 0 : p.stages - 1];
         const int value_bytes = fft.precision == TURBOFNO_FP16 ? 4 : 8;
-        s.access = s.lines_first || whole_sectors(p.size / radix, value_bytes) ? kFftDirect : kFftComplex;
+        const bool direct = s.lines_first || whole_sectors(p.size / radix, value_bytes);
+        s.access = direct && !p.convolved ? kFftDirect : kFftComplex;
     }
+    s.flat = p.convolved && s.plain && p.joined && s.inner == length(fft, side);
     return s;
 }
 
@@ -169,6 +173,7 @@ FftPlan lay_out(const turbofno_fft &given, const Stages &stages) {
     p.given = all;
     p.total = p.paired ? ceil_div(all, int64_t(2)) : all;
     p.fixed = fixed_radices(p.size).radix[0] != 0;
+    p.convolved = is_convolved(p.size);
     p.stages = stages.count;
     std::copy(stages.radix, stages.radix + stages.count, p.radix);
     for (int i = 0; i < p.stages; ++i) {
@@ -192,18 +197,24 @@ FftPlan lay_out(const turbofno_fft &given, const Stages &stages) {
         p.lines = std::max(1, kFftThreads / line_threads);
         while (p.lines < sector_lines && 2 * p.lines * line_threads <= kMaxFftThreads / 2) p.lines *= 2;
         while (2 * p.lines < sector_lines && 2 * p.lines * line_threads <= kMaxFftThreads) p.lines *= 2;
+    } else if (p.convolved) {
+        p.lines = kConvolvedLines;
     } else {
         p.lines = lines_first ? power_of_two_below(std::max(kBlockValues / p.size, sector_lines)) : filling_lines(p);
     }
     const auto shared_bytes = [&] { // values, offsets of the array's lines, and whether one of them is not finite
         const int together = std::min(16, power_of_two_below(p.lines)); // neighbouring threads with neighbouring lines
-        p.line_pitch = fft_line_pitch(values, lines_first ? 16 / together : p.size / p.radix[0]);
+        p.line_pitch = p.convolved ? p.size : fft_line_pitch(values, lines_first ? 16 / together : p.size / p.radix[0]);
         return p.lines * (8 * p.line_pitch + (p.paired ? 32 : 16)) + 16;
     };
     const int limit = lines_first ? std::min(given.shared_bytes, 2 * kMaxFftSharedBytes) : kMaxFftSharedBytes;
-    while (p.lines > 1 && shared_bytes() > limit) p.lines = lines_first ? p.lines / 2 : p.lines - 1;
+    while (!p.convolved && p.lines > 1 && shared_bytes() > limit) p.lines = lines_first ? p.lines / 2 : p.lines - 1;
     p.shared_bytes = shared_bytes();
-    p.threads = p.fixed ? p.lines * (p.size / p.radix[0]) : kAnyFftThreads;
+    if (p.convolved) {
+        p.threads = p.lines * convolution_radices(p.size).radix[1];
+    } else {
+        p.threads = p.fixed ? p.lines * (p.size / p.radix[0]) : kAnyFftThreads;
+    }
     const bool near = std::max(std::abs(p.in.inner), std::abs(p.out.inner)) < (1 << 20);
     p.regular = p.fixed && p.joined && near && !lines_first && p.threads == kFftThreads;
     p.by_lines = quotient(unsigned(p.lines));
@@ -228,6 +239,7 @@ const char *prepare(const turbofno_fft &fft, FftPlan &p) {
     if (size > kMaxFftSize) return "a line is longer than 8192 complex values, of real ones 16384";
     const Stages stages = stages_of(size);
     if (stages.count == 0) return "the size has a prime factor above 17";
+    if (is_convolved(size) && fft.points != size) return "real lines of twice a prime above 17 are not in pairs";
     if (fft.outer < 1 || fft.inner < 1 || fft.outer > kMaxLines / fft.inner) return "the lines are not in 1 .. 2^31 - 1";
     for (int side = 0; side < 2; ++side) {
         const int head = side == 0 ? fft.in_head : fft.out_head, tail = side == 0 ? fft.in_tail : fft.out_tail;

@@ -40,6 +40,7 @@ struct FftSide {
     int access; // FftAccess
     bool lines_first; // neighbouring threads have neighbouring lines, not points
     bool plain; // no gap, neighbouring points next to each other
+    bool flat; // of a convolved size: plain, and each line follows the one before it
 };
 
 // A line of `size` complex values has digits d[0], d[1], .. of the radices; value p = sum of d[i] radix[i + 1] radix[i + 2] ..
@@ -60,6 +61,7 @@ struct FftPlan {
     int threads, shared_bytes;
     int64_t blocks;
     bool fixed; // threads = lines * size / radix[0], in a kernel for these radices
+    bool convolved; // one stage in a kernel for this size; lines are next to each other in shared memory
     bool regular; // joined, fixed, kFftThreads threads, line_pitch as fft_line_pitch has it, places of a block's
                   // values in the arrays below 2^31
     bool paired; // two real lines are one complex line
@@ -86,6 +88,18 @@ constexpr FftRadices fixed_radices(int size) {
     default: return {};
     }
 }
+
+// The same for prime sizes that are transformed as a convolution (fft_rader.cuh): two coprime factors of size - 1, the
+// smaller and even one first.
+constexpr FftRadices convolution_radices(int size) {
+    switch (size) {
+    case 211: return {{14, 15}};
+    case 421: return {{20, 21}};
+    default: return {};
+    }
+}
+
+constexpr int kConvolvedLines = 16; // of a block: half a warp has the same butterfly of each
 
 // Distance in shared memory of neighbouring values of digit i. That of the first digit is odd: in the last stage
 // neighbouring threads have neighbouring first digits, and 16 of them read different banks.

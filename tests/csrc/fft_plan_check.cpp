@@ -33,7 +33,9 @@ static void check(const turbofno_fft &f) {
     const int size = halved ? f.points / 2 : f.points;
     FftPlan p;
     const bool served = prepare(f, p) == nullptr;
-    expect(served == (largest_prime(size) <= kMaxRadix && size <= kMaxFftSize), "sizes are refused or not", f);
+    const bool convolved = convolution_radices(size).radix[0] != 0;
+    const bool has_kernel = convolved ? !halved : largest_prime(size) <= kMaxRadix;
+    expect(served == (has_kernel && size <= kMaxFftSize), "sizes are refused or not", f);
     if (!served) {
         ++refused;
         return;
@@ -42,14 +44,16 @@ static void check(const turbofno_fft &f) {
     int product = 1;
     for (int i = 0; i < p.stages; ++i) {
         product *= p.radix[i];
-        expect(p.radix[i] >= 1 && p.radix[i] <= kMaxRadix && p.radix[i] != 14, "there is code for a radix", f);
+        expect(p.radix[i] >= 1 && (convolved || p.radix[i] <= kMaxRadix) && p.radix[i] != 14, "there is code for a radix", f);
         expect(p.by_radix[i].by == unsigned(p.radix[i]), "the divisor of a radix", f);
         expect(int(p.by_butterflies[i].by) * p.radix[i] == size, "butterflies of a stage", f);
         expect(p.by_radix[i](unsigned(size)) == unsigned(size) / unsigned(p.radix[i]), "quotients", f);
     }
     expect(p.size == size && product == size, "radices make up the size", f);
     expect(p.stages >= 1 && p.stages <= kMaxFftStages, "number of stages", f);
-    expect(p.threads >= 1 && p.threads <= (p.fixed ? kMaxFftThreads : kAnyFftThreads), "threads of a block", f);
+    const int most_threads = p.fixed || convolved ? kMaxFftThreads : kAnyFftThreads;
+    expect(p.threads >= 1 && p.threads <= most_threads, "threads of a block", f);
+    expect(!convolved || (p.lines == kConvolvedLines && p.line_pitch == size), "lines where the kernel has them", f);
     expect(!p.fixed || p.threads * p.radix[0] == p.lines * size, "a thread of a fixed kernel has one butterfly", f);
     if (p.regular) expect(p.line_pitch == fft_line_pitch(p.radix[0] * p.pitch[0], p.size / p.radix[0]), "the pitch that a kernel knows", f);
     expect(p.shared_bytes <= f.shared_bytes, "shared memory of the device", f);

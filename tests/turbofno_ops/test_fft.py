@@ -26,7 +26,7 @@ from tests.turbofno_ops.cuda_on_cpu import compile_kernels
 from tests.turbofno_ops.random_transform import Case, relative_error
 from turbofno_ops import _gemm, _native, used_tables
 from turbofno_ops import fft as ours
-from turbofno_ops.fft import _choice, _functions, _kernels, _library, _plan, _rule, _torch
+from turbofno_ops.fft import _choice, _functions, _kernels, _library, _plan, _rule, _tables, _torch
 from turbofno_ops.fft._transform import KINDS, Axis, Transform
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning")
@@ -330,7 +330,7 @@ class Kernels:
     def launch(self, name: str, fft: Any) -> None:
         self.launched.append((name, fft))
         if name == "mixed_radix_fft":
-            torch.testing.assert_close(fft_contract.table_of(name, fft), _kernels.roots(fft.points))
+            torch.testing.assert_close(fft_contract.table_of(name, fft), _tables.roots(fft.points))
         fft_contract.execute(fft, self.memory)
 
     def run(self, case: Case, x: torch.Tensor, **more: Any) -> torch.Tensor:
@@ -395,7 +395,7 @@ def _refusal_on_a_cpu(x: torch.Tensor, transform: Transform) -> str | None:
 
 
 def _table(points: int, dense: tuple[int, int, int] | None, device: torch.device) -> torch.Tensor:
-    return _kernels.roots(points) if dense is None else torch.empty(0)
+    return _tables.roots(points) if dense is None else torch.empty(0)
 
 
 @pytest.fixture
@@ -424,7 +424,7 @@ def emulated(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> Kernels:
 @pytest.mark.parametrize("draw", range(tried(24, 300)))
 def test_the_kernels_sources_compute_drawn_transforms(draw: int, emulated: Kernels) -> None:
     rng = random.Random(torch.initial_seed() + draw)
-    sizes = [2, 3, 5, 8, 16, 19, 23, 30, 31, 48, 61, 64, 85, 128]
+    sizes = [2, 3, 5, 8, 16, 19, 23, 30, 31, 48, 61, 64, 85, 128, 211]
     names = ours.NAMES[: 4 if draw % 2 else None]
     case = Case(rng, sizes=lambda rng: rng.choice(sizes if draw % 2 else sizes[:9]), names=names)
     half = draw % 3 == 0
@@ -435,7 +435,7 @@ def test_the_kernels_sources_compute_drawn_transforms(draw: int, emulated: Kerne
     assert case.error(found, wide) < (4e-3 if half else 1e-6), case
 
 
-@pytest.mark.parametrize("points", [2018, 2**14])
+@pytest.mark.parametrize("points", [2018, 64 * 211, 2**14])
 def test_the_kernels_sources_compute_long_axes(points: int, emulated: Kernels) -> None:
     x = torch.randn(1, points, dtype=torch.complex64)
     emulated.memory = fft_contract.Memory()
@@ -490,7 +490,7 @@ def test_results_of_drawn_strides(draw: int, kernels: Kernels) -> None:
 @pytest.mark.parametrize("draw", range(tried(24, 300)))
 def test_the_kernels_sources_write_at_drawn_strides(draw: int, emulated: Kernels) -> None:
     rng = random.Random(torch.initial_seed() + draw)
-    sizes = [2, 3, 5, 8, 16, 19, 30, 64] if draw % 2 else [2, 3, 5, 8, 9, 16]
+    sizes = [2, 3, 5, 8, 16, 19, 30, 64, 211] if draw % 2 else [2, 3, 5, 8, 9, 16]
     names = ours.NAMES[: 4 if draw % 2 else None]
     check_strides(rng, Case(rng, sizes=lambda rng: rng.choice(sizes), names=names), emulated)
 

@@ -8,14 +8,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+import torch
 
 from tests.draws import generator
 from tests.turbofno_ops.cuda_on_cpu import compile_kernels
 from turbofno_ops import _native
+from turbofno_ops._choice import largest_prime_factor
+from turbofno_ops.fft._rule import CONVOLVED, DENSE, MIXED_RADIX, is_cut, kernels
+from turbofno_ops.fft._tables import convolution_table, coprime_factors, mixed_radix_table
 
 COMPLEX, REAL_TO_COMPLEX, COMPLEX_TO_REAL = range(3)
 HALF = 3  # TURBOFNO_FP16
-SIZES = [2, 3, 4, 6, 7, 9, 12, 13, 16, 17, 22, 30, 32, 34, 60, 64, 65, 85, 100, 121, 128, 170, 225, 256, 289, 360, 420, 512, 693,
+SIZES = [2, 3, 4, 6, 7, 9, 12, 13, 16, 17, 22, 30, 32, 34, 60, 64, 65, 85, 100, 121, 128, 170, 211, 225, 256, 289, 360, 420, 421, 512,
+         693,
          1024, 1105, 1155, 2048, 2401, 3125, 4096, 8192]  # fmt: skip
 
 
@@ -135,8 +140,7 @@ def transform(
         given[spoilt][draw.integers(shapes[0][2])] = np.inf
     untouched = arrays[1].copy()
     view(untouched, steps[1], shapes[1])[...] = 0
-    j = np.arange(case.points)
-    table = np.exp(-2j * np.pi * j / case.points).astype(np.complex64)
+    table = mixed_radix_table(case.points)
     fft = _native.Fft(
         outer=case.outer, inner=case.inner, twiddle_points=case.twiddle_points, points=case.points,
         in_head=case.given[0], in_tail=case.given[1], out_head=case.kept[0], out_tail=case.kept[1],
@@ -144,7 +148,7 @@ def transform(
         shared_bytes=227 * 1024, scale=case.scale,
         in_outer=steps[0]["o"], in_inner=steps[0]["i"], in_point=steps[0]["p"],
         out_outer=steps[1]["o"], out_inner=steps[1]["i"], out_point=steps[1]["p"],
-        input=arrays[0].ctypes.data, out=arrays[1].ctypes.data, table=table.ctypes.data,
+        input=arrays[0].ctypes.data, out=arrays[1].ctypes.data, table=table.data_ptr(),
     )  # fmt: skip
     refusal = library.turbofno_mixed_radix_fft_unsupported(fft)
     assert refusal is None, (case, refusal)
@@ -236,7 +240,7 @@ def expected_whole(case: Case, values: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", [COMPLEX, REAL_TO_COMPLEX, COMPLEX_TO_REAL])
-@pytest.mark.parametrize("points", [15, 16, 85, 256])
+@pytest.mark.parametrize("points", [15, 16, 85, 211, 256])
 def test_an_infinite_value_spoils_its_line_only(
     library: ctypes.CDLL, kind: int, points: int
 ) -> None:
@@ -269,6 +273,7 @@ def test_long_transform_in_two_passes(library: ctypes.CDLL) -> None:
     [
         ({"points": 1}, b"a line has fewer than 2 points"),
         ({"points": 38}, b"the size has a prime factor above 17"),
+        ({"points": 422, "kind": 1}, b"real lines of twice a prime above 17 are not in pairs"),
         ({"points": 16384}, b"a line is longer than 8192 complex values, of real ones 16384"),
         ({"kind": 3}, b"unknown kind of transform"),
         ({"precision": 2}, b"values are neither float32 nor float16"),
@@ -291,6 +296,35 @@ def test_refusals(library: ctypes.CDLL, changes: dict[str, int], why: bytes) -> 
         setattr(fft, name, value)
     assert library.turbofno_mixed_radix_fft_unsupported(fft) == why
     assert library.turbofno_mixed_radix_fft(fft, None) == 1
+
+
+def test_the_rule_knows_the_convolved_sizes(library: ctypes.CDLL) -> None:
+    def is_supported(points: int) -> bool:
+        fft = _native.Fft(
+            outer=1, inner=4, in_inner=points, in_point=1, out_inner=points, out_point=1, points=points,
+            in_head=points, out_head=points, multiprocessors=132, shared_bytes=99 * 1024, scale=1.0,
+        )  # fmt: skip
+        return library.turbofno_mixed_radix_fft_unsupported(fft) is None
+
+    large_primes = [n for n in range(18, 1000) if largest_prime_factor(n) == n]
+    assert set(filter(is_supported, large_primes)) == CONVOLVED
+
+
+@pytest.mark.parametrize("kind", [COMPLEX, REAL_TO_COMPLEX, COMPLEX_TO_REAL])
+def test_cut_lines_of_convolved_sizes_stay_with_the_dense_kernel(kind: int) -> None:
+    for points in CONVOLVED:
+        assert kernels(points, kind, cut=False)[0] == MIXED_RADIX
+        assert kernels(points, kind, cut=True)[0] == DENSE
+    assert is_cut(421, 421, 24)
+    assert not is_cut(421, 421, 211)
+
+
+def test_the_table_of_a_convolution_has_every_point_once() -> None:
+    for points in (31, *CONVOLVED):
+        first, second = coprime_factors(points - 1)
+        field = convolution_table(points)[2 * (points - 1) :].view(second, first).T
+        assert sorted(field.flatten().tolist()) == list(range(1, points))
+        assert torch.equal(field, torch.outer(field[:, 0], field[0]) % points)
 
 
 def test_a_missing_pointer_is_reported(library: ctypes.CDLL) -> None:

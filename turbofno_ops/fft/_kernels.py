@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from turbofno_ops import _native
@@ -19,6 +17,7 @@ from turbofno_ops.fft._plan import (
     problem,
 )
 from turbofno_ops.fft._rule import DENSE
+from turbofno_ops.fft._tables import mixed_radix_table
 from turbofno_ops.fft._transform import (
     Transform,
     complex_of,
@@ -61,14 +60,8 @@ def _key(launch: Launch) -> tuple[int, _Dense | None]:
 def table_of(points: int, dense: _Dense | None, device: torch.device) -> torch.Tensor:
     """Return the table of the mixed-radix kernel or, with `dense`, that of the dense one."""
     with torch.inference_mode(False):
-        table = roots(points) if dense is None else dense_table(points, *dense)
+        table = mixed_radix_table(points) if dense is None else dense_table(points, *dense)
         return table.to(device)
-
-
-def roots(points: int) -> torch.Tensor:
-    """Return exp(-2 pi i j / points), complex64 [points], of angles that are exact before they are rounded."""
-    angles = torch.arange(points, dtype=torch.float64) * (-2 * math.pi / points)
-    return torch.polar(torch.ones_like(angles), angles).to(torch.complex64)
 
 
 @_tables.cached

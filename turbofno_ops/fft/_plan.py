@@ -14,7 +14,7 @@ import torch
 from turbofno_ops import _native
 from turbofno_ops._native import Fft
 from turbofno_ops._support import A100, device_limits
-from turbofno_ops.fft._rule import kernels
+from turbofno_ops.fft._rule import is_cut, kernels
 from turbofno_ops.fft._transform import KINDS, Axis, Transform, memory_order, real_of
 
 MOST_POINTS = 2**20
@@ -483,7 +483,10 @@ def _line(axis: Axis, precision: int, multiprocessors: int, shared_bytes: int) -
 def _kernel(structure: Fft) -> tuple[str, str | None]:
     """Return the kernel of a launch, and the reason why it does not run, if none does."""
     reasons = []
-    for name in kernels(structure.points, structure.kind):
+    given = structure.in_head + structure.in_tail
+    kept = structure.out_head + structure.out_tail
+    cut = is_cut(structure.points, given, kept)
+    for name in kernels(structure.points, structure.kind, cut=cut):
         reason = _native.refusal(f"{name}_unsupported", structure)
         if reason is None:
             return name, None

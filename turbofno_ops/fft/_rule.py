@@ -9,12 +9,14 @@ from __future__ import annotations
 import torch
 
 from turbofno_ops._choice import largest_prime_factor
-from turbofno_ops.fft._transform import KINDS, Axis, Transform, real_of
+from turbofno_ops.fft._transform import KINDS, Transform, real_of
 
 LEAST_VALUES = 2**21
 """From so many values on a transform called from Python takes longer on a GPU than its call on the host, which torch.fft
 does faster."""
 MIXED_RADIX, DENSE = KERNELS = ("mixed_radix_fft", "dense_dft")
+CONVOLVED = frozenset({211, 421})
+"""Prime sizes that the mixed-radix kernel transforms as a convolution, whose list is in csrc/plan/fft_plan.h."""
 
 _LARGEST_FACTOR = 17
 """Of sizes that cuFFT transforms without a detour (Bluestein's algorithm)."""
@@ -31,8 +33,16 @@ _LARGEST_PRIME_SIZES = {"real_to_complex": 900, "complex": 700}
 """Sizes with a large prime factor up to which the kernels are faster."""
 
 
-def kernels(points: int, kind: int) -> tuple[str, ...]:
-    """Return the kernels in the order in which an axis of `points` takes them; the first that supports it runs."""
+def kernels(points: int, kind: int, *, cut: bool) -> tuple[str, ...]:
+    """Return the kernels in the order in which an axis of `points` takes them; the first that supports it runs.
+
+    Args:
+        points: Of the axis.
+        kind: Place in `KINDS`.
+        cut: True if much of the axis is not given or not kept, which costs only the dense kernel no work.
+    """
+    if points in CONVOLVED:
+        return (DENSE, MIXED_RADIX) if cut else (MIXED_RADIX, DENSE)
     to_real = KINDS[kind] == "complex_to_real"
     least = 32 if KINDS[kind] == "complex" else 64  # a real line is a complex one of half its size
     if _is_power_of_two(points) and points >= least:
@@ -45,7 +55,7 @@ def kernels(points: int, kind: int) -> tuple[str, ...]:
 
 def torch_is_as_fast(transform: Transform, dtype: torch.dtype) -> str | None:
     """Return the reason why torch.fft is preferred to kernels that support the transform, or None."""
-    if any(_is_cut(axis) for axis in transform.axes):
+    if any(is_cut(axis.points, axis.given, axis.kept) for axis in transform.axes):
         # what is cut off costs the kernels nothing
         return None
     if real_of(dtype) == torch.float16:
@@ -75,9 +85,9 @@ def kernels_are_faster_at_strides(line: Transform) -> bool:
     return smooth or line.kind == "complex_to_real" or points <= _LARGEST_PRIME_SIZES[line.kind]
 
 
-def _is_cut(axis: Axis) -> bool:
-    """True if much of the axis is not given or not kept."""
-    return min(axis.given, axis.kept) < axis.points // 2 + 1
+def is_cut(points: int, given: int, kept: int) -> bool:
+    """True if much of an axis is not given or not kept."""
+    return min(given, kept) < points // 2 + 1
 
 
 def _line_is_slower(points: int, transform: Transform) -> bool:
