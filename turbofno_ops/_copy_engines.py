@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
+from turbofno_ops._graphs import capture_lock
 from turbofno_ops._peer_memory import PeerMemory, aligned
 from turbofno_ops._slab import Slab
 from turbofno_ops.description import Size
@@ -21,8 +22,9 @@ class CopyEngines:
     Copies run on a stream of their own, which meets those of the other processes in a barrier after each exchange of parts.
     """
 
-    def __init__(self, slab: Slab, memory: PeerMemory, device: torch.device) -> None:
-        self._slab, self._memory, self._device = slab, memory, device
+    def __init__(self, rank: int, count: int, memory: PeerMemory, device: torch.device) -> None:
+        # not the slab: its group would keep itself alive
+        self._rank, self._count, self._memory, self._device = rank, count, memory, device
         self._copies = torch.cuda.Stream(device, priority=-1)
         self._used = torch.cuda.Event()
         self._tensors: list[list[torch.Tensor]] = []
@@ -41,17 +43,16 @@ class CopyEngines:
             ]
             for rank, of in enumerate(shapes)
         ]
-        return self._tensors[self._slab.rank]
+        return self._tensors[self._rank]
 
     def swap(
         self, which: int, sends: Sequence[torch.Tensor], spans: Sequence[range]
     ) -> list[_Arrival]:
         """Begin to write a contiguous tensor to each other process: to the elements `spans` of this one, of its tensor `which`."""
-        rank, count = self._slab.rank, self._slab.count
-        own = spans[rank]
+        own = spans[self._rank]
         self._copies.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._copies):
-            for peer in ((rank + i) % count for i in range(1, count)):
+            for peer in ((self._rank + i) % self._count for i in range(1, self._count)):
                 if sends[peer].numel():
                     self._tensors[peer][which][own.start : own.stop].copy_(sends[peer])
             self._memory.barrier()
@@ -86,16 +87,20 @@ def copy_engines(
         return None
     nbytes = max(_places(of, dtype)[-1] for of in shapes)
     kept = _KEPT.setdefault(slab.group, {}).setdefault(device, _Kept())
-    if nbytes > kept.nbytes and nbytes < kept.refused:
-        torch.cuda.synchronize(device)
+    if kept.nbytes < nbytes < kept.refused:
+        with capture_lock:
+            torch.cuda.synchronize(device)
         slab.most(0, device)
         # nobody writes to it any more
-        kept.engines = None
-        torch.cuda.empty_cache()
+        with capture_lock:
+            kept.engines, kept.nbytes = None, 0
+            torch.cuda.empty_cache()
         memory = slab.peer_memory(nbytes, device)
-        kept.nbytes = 0 if memory is None else nbytes
-        kept.refused = nbytes if memory is None else kept.refused
-        kept.engines = None if memory is None else CopyEngines(slab, memory, device)
+        if memory is None:
+            kept.refused = nbytes
+        else:
+            kept.engines = CopyEngines(slab.rank, slab.count, memory, device)
+            kept.nbytes = nbytes
     return kept.engines if nbytes <= kept.nbytes else None
 
 

@@ -52,7 +52,7 @@ def field_dtype(precision: str) -> torch.dtype:
 
 
 class CudaStages:
-    """Stages on the grid `size` whose mix keeps `modes` and returns the grid `out_size`. Thread-safe.
+    """Stages on the grid `size` whose mix keeps `modes` and returns the grid `out_size`. Thread-safe as `CudaProduct` is.
 
     With a `slab` these are whole grids, and the attributes `size` and `out_size` those of the process's slab.
 
@@ -186,6 +186,10 @@ class CudaStages:
         if isinstance(field, torch.Tensor):
             return field
         return field.values().movedim(-1, 1)
+
+    @property
+    def peer_bytes(self) -> int:
+        return self.mix.peer_bytes
 
     @property
     def nbytes(self) -> int:

@@ -176,6 +176,11 @@ class CudaProduct:
             return z.view(batch, *others, row, c_out).movedim(-1, 1)
         return z.view(batch, c_out, *others, row)
 
+    @property
+    def peer_bytes(self) -> int:
+        """Bytes of this device that other processes use, too."""
+        return sum(one.shared.nbytes for one in self._launches.values() if one.shared is not None)
+
     def wants_channels_last(self, batch: int, channels: int) -> bool:
         """Return True if spectra of so many channels are best given with the channels last in memory."""
         found = self._channels_last.get((batch, channels))

@@ -15,9 +15,9 @@ import torch
 from turbofno_ops._table_use import used_tables
 from turbofno_ops.description import Size
 
-# One capture at a time per process: a capture begins with a device synchronization, which is forbidden during another
-# capture, as is freeing device memory.
-_capture_lock = threading.Lock()
+capture_lock = threading.Lock()
+"""One capture at a time per process: a capture begins with a device synchronization, which is forbidden during another
+capture, as is freeing device memory."""
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for the default stream
 # kept alive: PyTorch's allocators may still refer to a graph whose capture failed
 _failed_graphs: list[torch.cuda.CUDAGraph] = []
@@ -125,7 +125,7 @@ class Graph:
         self._buffer = forward.buffer(batch)
         self._input = forward.input_view(self._buffer)
         self._graph = torch.cuda.CUDAGraph()
-        with _capture_lock:
+        with capture_lock:
             stream.wait_stream(torch.cuda.current_stream(device))
             stream.wait_event(self._done)
             # warm-up: the first run loads kernels and makes handles and tables
@@ -294,9 +294,12 @@ class GraphCache:
         self._close(going)
 
     def _close(self, going: list[tuple[object, Key]]) -> None:
-        for at in going:
-            self._kept.pop(at).close()
-        if going:
-            # a graph's memory returns to the device only with PyTorch's cache
-            with _capture_lock:
+        graphs = [self._kept.pop(at) for at in going]
+        for graph in graphs:
+            graph.close()
+        if graphs:
+            # their memory returns to the device with PyTorch's cache, and what they share with other processes at once
+            with capture_lock:
+                del graph
+                graphs.clear()
                 torch.cuda.empty_cache()

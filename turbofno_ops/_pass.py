@@ -221,11 +221,11 @@ class Pass:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the channels and weights that belong to this grid only."""
+        """Bytes of the channels, weights and memory shared with other processes that belong to this grid only."""
         given = {mix.weight.data_ptr() for mix in self._chain.items if isinstance(mix, Mix)}
         weights = [weight for product in self._mixes for weight in product.weights]
         own = sum(weight.nbytes for weight in weights if weight.data_ptr() not in given)
-        return self._constant.nbytes + own
+        return self._constant.nbytes + own + sum(of.peer_bytes for of in {*self._stages})
 
     def buffer(self, batch: int) -> torch.Tensor:
         """Allocate the input of a batch, complete except x: [batch, channels, *grid], zero-padded if the domain is."""

@@ -83,6 +83,7 @@ def peer_memory(slab: Slab, nbytes: int, device: torch.device) -> PeerMemory | N
             handle = rendezvous(own, slab.group)
         except RuntimeError as error:
             reason = str(error)
+            next(_made)  # it ended midway: processes that got further are no longer alike
     if slab.most(int(handle is None), device):
         _log.info("processes share no memory: %s", reason)
         return None

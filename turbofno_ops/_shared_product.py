@@ -18,6 +18,7 @@ class SharedProduct:
 
     Attributes:
         part: Complex64, for this process's part of the sums, [modes, in_pitch], flat.
+        nbytes: Of its memory on this device.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class SharedProduct:
 
         `to_start` and `from_start`: this process's factors of the modes of the cut axis, before the sum and after the product.
         """
-        self._memory = memory
+        self._memory, self.nbytes = memory, memory.nbytes
         modes, share = structure.others, _share_of(structure, slab)
         products_at = _sums_bytes(structure, slab)
 
@@ -81,6 +82,8 @@ def shared_product(
         return None
     products = _share_of(structure, slab) * slab.count * structure.out_pitch
     nbytes = _sums_bytes(structure, slab) + products * _DTYPE.itemsize
+    # PyTorch keeps free memory that this allocation needs
+    torch.cuda.empty_cache()
     memory = slab.peer_memory(nbytes, to_start.device)
     if memory is None:
         return None

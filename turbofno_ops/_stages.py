@@ -164,6 +164,10 @@ class Stages(Protocol):
     def mix(self, spectra: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Multiply complex [batch, c_in, *others, modes] by weight [*modes, c_in, c_out] -> [batch, c_out, *others, modes]."""
 
+    @property
+    def peer_bytes(self) -> int:
+        """Bytes of this device that the stages share with other processes."""
+
     def convert(self, x: torch.Tensor) -> Field:
         """Convert a real [batch, channels, *grid] from plain torch (padding, resampling) to a field."""
 

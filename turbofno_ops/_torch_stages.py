@@ -42,6 +42,7 @@ class TorchStages:
     modes: Size
     out_size: Size
     slab: Slab | None = None
+    peer_bytes = 0
 
     def tile(
         self, steps: tuple[Step, ...], operands: Operands, window: Window | None = None

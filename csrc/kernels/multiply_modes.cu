@@ -272,6 +272,7 @@ extern "C" turbofno_status turbofno_multiply_modes(const turbofno_product *produ
     if (turbofno_product_unsupported(product) != nullptr) return TURBOFNO_UNSUPPORTED;
     const bool whole = product->slabs == 0;
     if (product->weight == nullptr || (whole && (product->input == nullptr || product->out == nullptr))) return TURBOFNO_NULL_POINTER;
+    if (!whole && (product->part_factors == nullptr || product->product_factors == nullptr)) return TURBOFNO_NULL_POINTER;
     const ProductPlan p = plan(*product);
     ProductArguments a{};
     a.in = reinterpret_cast<const float2 *>(product->input);
