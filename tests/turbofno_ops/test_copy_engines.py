@@ -27,9 +27,11 @@ class Host(Slab):
     most_bytes: int
 
     def most(self, number: int, device: torch.device) -> int:
+        assert device == CUDA
         return number
 
     def peer_memory(self, nbytes: int, device: torch.device) -> Any:
+        assert device == CUDA
         self.asked.append(nbytes)
         return None if nbytes > self.most_bytes else SimpleNamespace(nbytes=nbytes)
 
