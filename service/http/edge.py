@@ -218,13 +218,15 @@ class Edge(HttpToolsProtocol):
         """The request, if received bytes are the last one's head again, but for the length, and a whole body."""
         if self._head is None or not data.startswith(self._head[0]):
             return None
-        before, behind, earlier = self._head
+        before, behind, exchange = self._head
         end = data.find(b"\r", len(before), len(before) + _LONGEST_NUMBER + 1)
         start, digits = end + len(behind), data[len(before) : end]
         size = len(data) - start
-        if not (data.startswith(behind, end) and digits.isdigit() and int(digits) == size):
+        same = data.startswith(behind, end) and digits.isdigit() and int(digits) == size
+        if not (same and exchange.over):
             return None
-        return Exchange.again(self, earlier, memoryview(data)[start:])
+        exchange.renew(memoryview(data)[start:])
+        return exchange
 
     def _remember_head(self, data: bytes) -> None:
         """Keep the head of the received bytes if they are one request that can be repeated."""
