@@ -193,8 +193,9 @@ def laid_out(
     if form.by_channel:
         named = {f"{prefix}{channel.name}": fields[:, i] for i, channel in enumerate(channels)}
         return named if form.batched else {name: array[0] for name, array in named.items()}
-    shape = (*form.leading(len(fields), len(channels)), *fields.shape[2:])
-    return {whole: fields.reshape(shape)}
+    if form.batched:
+        return {whole: fields}
+    return {whole: fields.reshape(*form.leading(1, len(channels)), *fields.shape[2:])}
 
 
 def array_from_bytes(data: memoryview, dtype: str) -> Array:
