@@ -187,8 +187,9 @@ async def read_arrays(
     # A small archive can inflate up to the limit.
     heavy = codec is NPZ or len(body) > light
     fields, about = await offload(heavy, decode, body, codec, call.served, limit)
-    # An archive's fields can be far larger than its body.
-    call.admitted.hold(max(len(body), fields.nbytes))
+    if fields.nbytes > len(body):
+        # As an archive's can be, by far.
+        call.admitted.hold(fields.nbytes)
     call.note("decode", started)
     return fields, about
 

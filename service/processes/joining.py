@@ -58,7 +58,8 @@ def alike(turn: Sequence[Asked[int]], most: int) -> Iterator[Sequence[Asked[int]
         if not 0 < fields.nbytes <= MOST_BYTES or request.trace:
             yield (asked,)
             continue
-        size, *_ = shape = fields.shape
+        shape = fields.shape
+        size = shape[0]
         key = (
             request.model, request.version, id(request.config), shape[1:], request.priority, request.vjp, request.client,
             request.deadline and request.deadline // DEADLINES_APART,
