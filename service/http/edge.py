@@ -36,8 +36,6 @@ FIRST_PROBE_SECONDS, LONGEST_PROBE_SECONDS = 0.02, 1.0
 MOST_PIPELINED = 4
 """Pipelined requests at which reading pauses. A disconnect is detected only while the connection is read."""
 _LENGTH = re.compile(rb"\r\ncontent-length: *([0-9]+)\r\n", re.IGNORECASE)
-_LONGEST_NUMBER = 18
-"""Digits of a length."""
 
 
 def edge_protocol(context: AppContext) -> type[Edge]:
@@ -216,16 +214,15 @@ class Edge(HttpToolsProtocol):
 
     def _repeated(self, data: bytes) -> Exchange | None:
         """The request, if received bytes are the last one's head again, but for the length, and a whole body."""
-        if self._head is None or not data.startswith(self._head[0]):
+        if self._head is None:
             return None
         before, behind, exchange = self._head
-        end = data.find(b"\r", len(before), len(before) + _LONGEST_NUMBER + 1)
-        start, digits = end + len(behind), data[len(before) : end]
-        size = len(data) - start
-        same = data.startswith(behind, end) and digits.isdigit() and int(digits) == size
-        if not (same and exchange.over):
+        # Of the number and the body. A number with fewer digits than these bytes have, as rarely, is left to the parser.
+        rest = len(data) - len(before) - len(behind)
+        head = b"%b%d%b" % (before, rest - len(str(rest)), behind)
+        if not (data.startswith(head) and exchange.over):
             return None
-        exchange.renew(memoryview(data)[start:])
+        exchange.renew(memoryview(data)[len(head) :])
         return exchange
 
     def _remember_head(self, data: bytes) -> None:
