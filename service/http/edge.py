@@ -217,7 +217,7 @@ class Edge(HttpToolsProtocol):
         if self._head is None:
             return None
         before, behind, exchange = self._head
-        # Of the number and the body. A number with fewer digits than these bytes have, as rarely, is left to the parser.
+        # Length of number and body. In decimal it is as long as the body's, or else, rarely, the parser reads this head.
         rest = len(data) - len(before) - len(behind)
         head = b"%b%d%b" % (before, rest - len(str(rest)), behind)
         if not (data.startswith(head) and exchange.over):

@@ -121,7 +121,7 @@ class Exchange(Call):
 
     @property
     def repeatable(self) -> bool:
-        """True if it can be renewed, once it is over."""
+        """True if `renew` can make it the connection's next request, once it is over."""
         return (
             self.complete and self.keep_alive and self.chunked and not self._expects_continue
             and self.declared_bytes is not None
