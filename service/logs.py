@@ -25,7 +25,7 @@ def accept_request_id(offered: bytes) -> str:
     if offered and _SANE_ID.fullmatch(offered):
         return offered.decode("ascii")
     # An id need not be unguessable; os.urandom would cost a system call.
-    return f"{random.getrandbits(64):016x}"
+    return random.randbytes(8).hex()
 
 
 def configure(settings: Settings, *, process: str = "") -> None:

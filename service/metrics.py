@@ -109,7 +109,8 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry | None = None, *, version: str = "0") -> None:
         self.registry = registry or CollectorRegistry()
-        self._answered: list[_Answered] = []
+        self._answered: defaultdict[tuple[str, str, str, int], list[_Answered]] = defaultdict(list)
+        """By model, version, protocol and status."""
         self._ran: list[_Ran] = []
         self.registry.register(_Pending(self._count_pending))
         self.requests = self._counter(
@@ -271,8 +272,9 @@ class Metrics:
         steps: Mapping[str, float],
     ) -> None:
         """Count a finished request: reasons of its answer's warnings, seconds in all and of the steps that ran."""
-        self._answered.append((model, version, protocol, status, warned, seconds, steps))
-        if len(self._answered) >= _MOST_PENDING:
+        alike = self._answered[model, version, protocol, status]
+        alike.append((warned, seconds, steps))
+        if len(alike) >= _MOST_PENDING:
             self._count_pending()
 
     def ran(
@@ -311,15 +313,11 @@ class Metrics:
             self.batch_queue_depth.labels(*labels).observe(*depths)
 
     def _count_answered(self) -> None:
-        alike: defaultdict[tuple[str, str, str, int], list[_Answered]] = defaultdict(list)
-        for request in self._answered:
-            alike[request[:4]].append(request)
-        self._answered.clear()
-        for (model, version, protocol, status), several in alike.items():
+        for (model, version, protocol, status), several in self._answered.items():
             self.requests.labels(model, version, protocol, status).inc(len(several))
             if not model:
                 continue
-            *_, warned, durations, steps = zip(*several, strict=True)
+            warned, durations, steps = zip(*several, strict=True)
             for reason, times in _Count(chain.from_iterable(warned)).items():
                 self.prediction_warnings.labels(model, version, reason).inc(times)
             # A streamed rollout lasts as long as its client reads, so it would distort the latency.
@@ -328,6 +326,7 @@ class Metrics:
             for name, histogram in self.steps.items():
                 if taken := [one[name] for one in steps if name in one]:
                     histogram.labels(model, version).observe(*taken)
+        self._answered.clear()
 
     def reject(self, reason: str, model: str = "") -> None:
         """Count a request that was refused or dropped."""

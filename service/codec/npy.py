@@ -48,13 +48,6 @@ def decode_npy(body: bytes | memoryview) -> dict[str, Array]:
     return {INPUT: _read_array(body, name="the .npy body")}
 
 
-def header_bytes(body: memoryview) -> int:
-    """The offset of the values in an .npy file of version 1, which numpy writes; 0 for other versions."""
-    if len(body) < 10 or body[6] != 1:
-        return 0
-    return 10 + int.from_bytes(body[8:10], "little")
-
-
 def decode_npz(body: bytes | memoryview, *, max_bytes: int) -> dict[str, Array]:
     """Read the arrays of an .npz archive, stored or deflated, of at most `max_bytes` after inflation.
 

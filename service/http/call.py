@@ -75,13 +75,16 @@ class Call:
 
     operation: Operation
     """The target's operation for the method, set by `operations.begin`."""
-    caller: Caller = ANYONE
-    protocol: ProtocolLabel = "admin"
-    model = version = ""
+    caller: Caller
+    protocol: ProtocolLabel
+    model: str
+    version: str
     served: Served
     """The requested model, set once it is known to be ready."""
     parameters: Any = None
     """Parameters, the result of the operation's `parse`."""
+    checked: Served | None = None
+    """The model for which the head was checked and `parameters` were read."""
     pieces: list[bytes | bytearray | memoryview]
     """Of the body."""
     place: memoryview | None
@@ -90,7 +93,7 @@ class Call:
     """Bytes of the body that have come."""
     complete: bool
     """True if the body has come, or the rest of it will not be read."""
-    admitted: Admitted = UNCOUNTED
+    admitted: Admitted
     """Its bytes and queue slot, held until the reply has been sent or the client has left."""
     declared_bytes: int | None = None
     """Size of the decoded body, if its headers give it; set by `operations.begin` for an operation with fields."""
@@ -98,17 +101,16 @@ class Call:
     """Offset in the body of fields that are used without a copy; set by the operation's `parse`."""
     at_once = False
     """True if it came whole and no other can come in that turn of the event loop: there is no other, nor a connection for it."""
-    shed = False
+    shed: bool
     """True if refused because the queue was full."""
-    fields = body_bytes = 0
-    warned: tuple[str, ...] = ()
+    fields: int
+    body_bytes: int
+    warned: tuple[str, ...]
     """Reasons of the answer's warnings."""
     steps: dict[str, float]
     """The steps that ran, of decode, queue, compute and encode, with their durations in seconds."""
-    first: Call | None = None
-    """A request of the connection with the same head but for the length, whose checks and parameters hold for this one too."""
-    span: Any = None
-    trace = ""
+    span: Any
+    trace: str
     """W3C traceparent of the request's span; empty if not traced."""
 
     def __init__(
@@ -121,7 +123,6 @@ class Call:
         target: Target,
     ) -> None:
         """`raw_path` is percent-encoded; `path` is not."""
-        self.started, self.steps = time.perf_counter(), {}
         self.pieces, self.place, self.received, self.complete = [], None, 0, False
         self.context = context
         self.method = method
@@ -132,19 +133,22 @@ class Call:
         # Repeated headers are equivalent to one with a comma-separated list (RFC 9110).
         self.headers = given if len(given) == len(headers) else _joined(headers)
         self.target = target
-        self.request_id = accept_request_id(self.headers.get(b"x-request-id", b""))
+        self._reset()
 
-    def repeat(self, earlier: Call, body: memoryview) -> None:
-        """Initialise this as the next request on the connection, with the same head but for the length of its body."""
+    def _reset(self) -> None:
         self.started, self.steps = time.perf_counter(), {}
-        self.context, self.method, self.target = earlier.context, earlier.method, earlier.target
-        self.path, self.raw_path, self.query = earlier.path, earlier.raw_path, earlier.query
-        # Nobody needs Content-Length, as the size is known.
-        self.headers = earlier.headers
         self.request_id = accept_request_id(self.headers.get(b"x-request-id", b""))
-        self.first = earlier.first or earlier
-        self.pieces, self.place, self.complete = [body], None, True
+        self.caller, self.admitted, self.shed = ANYONE, UNCOUNTED, False
+        self.protocol, self.model, self.version = "admin", "", ""
+        self.fields, self.body_bytes, self.warned = 0, 0, ()
+        self.span, self.trace = None, ""
+
+    def renew(self, body: memoryview) -> None:
+        """Become the next request on the connection, with the same head but for the length of its body."""
+        self.pieces.append(body)
+        # Nobody needs Content-Length, as the size is known.
         self.declared_bytes = self.received = len(body)
+        self._reset()
 
     def add(self, piece: bytes | memoryview) -> None:
         """Append a piece of the body. Small ones are merged: a client could send millions, each an object."""

@@ -36,8 +36,6 @@ FIRST_PROBE_SECONDS, LONGEST_PROBE_SECONDS = 0.02, 1.0
 MOST_PIPELINED = 4
 """Pipelined requests at which reading pauses. A disconnect is detected only while the connection is read."""
 _LENGTH = re.compile(rb"\r\ncontent-length: *([0-9]+)\r\n", re.IGNORECASE)
-_LONGEST_NUMBER = 18
-"""Digits of a length."""
 
 
 def edge_protocol(context: AppContext) -> type[Edge]:
@@ -216,15 +214,16 @@ class Edge(HttpToolsProtocol):
 
     def _repeated(self, data: bytes) -> Exchange | None:
         """The request, if received bytes are the last one's head again, but for the length, and a whole body."""
-        if self._head is None or not data.startswith(self._head[0]):
+        if self._head is None:
             return None
-        before, behind, earlier = self._head
-        end = data.find(b"\r", len(before), len(before) + _LONGEST_NUMBER + 1)
-        start, digits = end + len(behind), data[len(before) : end]
-        size = len(data) - start
-        if not (data.startswith(behind, end) and digits.isdigit() and int(digits) == size):
+        before, behind, exchange = self._head
+        # Length of number and body. In decimal it is as long as the body's, or else, rarely, the parser reads this head.
+        rest = len(data) - len(before) - len(behind)
+        head = b"%b%d%b" % (before, rest - len(str(rest)), behind)
+        if not (data.startswith(head) and exchange.over):
             return None
-        return Exchange.again(self, earlier, memoryview(data)[start:])
+        exchange.renew(memoryview(data)[len(head) :])
+        return exchange
 
     def _remember_head(self, data: bytes) -> None:
         """Keep the head of the received bytes if they are one request that can be repeated."""

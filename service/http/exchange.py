@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -59,22 +59,9 @@ class Exchange(Call):
         super().__init__(edge.app_context, method, path, query, edge.headers, target_of(path))
         expected = self.headers.get(b"expect")
         self._expects_continue = expected is not None and expected.lower() == b"100-continue"
-        chunked = parser.get_http_version() != "1.0"
-        self._start_on(edge, chunked, chunked and parser.should_keep_alive())
-
-    @classmethod
-    def again(cls, edge: Edge, earlier: Exchange, body: memoryview) -> Self:
-        """A request whose head repeats an earlier one's on the connection."""
-        exchange = cls.__new__(cls)
-        exchange.repeat(earlier, body)
-        exchange._expects_continue = False
-        exchange._start_on(edge, chunked=True, keep_alive=True)
-        return exchange
-
-    def _start_on(self, edge: Edge, chunked: bool, keep_alive: bool) -> None:
-        self.chunked = chunked
+        self.chunked = parser.get_http_version() != "1.0"
         """True if the client accepts chunked bodies and interim responses."""
-        self.keep_alive = keep_alive
+        self.keep_alive = self.chunked and parser.should_keep_alive()
         self.disconnected = False
         self.response_started = False
         self.response_complete = False
@@ -84,6 +71,10 @@ class Exchange(Call):
         self._begun = self._running = False
         self._task: asyncio.Task[None] | EagerTask | None = None
         self._unread = 0
+
+    def renew(self, body: memoryview) -> None:
+        super().renew(body)
+        self.response_started = self.response_complete = False
 
     def take(self, piece: bytes) -> None:
         """Add a piece of the body, unless the request was already answered."""
@@ -130,11 +121,16 @@ class Exchange(Call):
 
     @property
     def repeatable(self) -> bool:
-        """True if another request on the connection can have the same head, with a body of the same size."""
+        """True if `renew` can make it the connection's next request, once it is over."""
         return (
             self.complete and self.keep_alive and self.chunked and not self._expects_continue
             and self.declared_bytes is not None
         )  # fmt: skip
+
+    @property
+    def over(self) -> bool:
+        """True if its reply was sent and its task has ended."""
+        return self._task is None and not self._begun
 
     @property
     def awaits_body(self) -> bool:
@@ -300,7 +296,7 @@ class Exchange(Call):
     def _release(self) -> None:
         """Drop body and task: the connection keeps this object until its next request."""
         self._task = None
-        self._begun = False
+        self._begun = self._running = False
         self.pieces.clear()
         self.place = None
 

@@ -100,7 +100,7 @@ def begin(call: Call) -> Reply | None:
     try:
         if call.context.tracer is not None:
             call.context.tracer.start(call)
-        if call.first is None:
+        if call.checked is None:
             call.context.guard.check(call)
             if is_preflight(call):
                 return preflight()
@@ -130,17 +130,12 @@ def _admit(call: Call) -> Reply | None:
     served = call.served = context.served.find(target.model, target.version)
     if operation.of_model:
         call.model, call.version = served.name, served.version
-    first = call.first
-    if first is not None and first.served is served:
-        call.parameters, call.aligned_at = first.parameters, first.aligned_at
-    else:
+    if call.checked is not served:
         given = read_query(call, operation.parameters, hint=operation.hint)
         call.parameters = operation.parse(call, given)
-        if first is not None:
-            # The model was reloaded since.
-            first.served, first.parameters = served, call.parameters
-    if first is None:
-        call.declared_bytes = declared_size(call)
+        if call.checked is None:
+            call.declared_bytes = declared_size(call)
+        call.checked = served
     try:
         call.admitted = context.admission.admit(
             call.declared_bytes,

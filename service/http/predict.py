@@ -122,33 +122,23 @@ async def predict(call: Call) -> Reply:
     result = await work
     call.note_result(result)
     warnings = await warnings_of(call, known, result.trust, result.fields)
-    trust_status = served.why_no_trust(result.trust)
-    headers = [(b"x-batch-size", ", ".join(map(str, result.batch_sizes)).encode())]
-    headers += trust_headers(result.trust)
-    return await fields_reply(
-        call, arrays_from_fields(result.fields, served.config, form), result.backend, result.precision,
-        trust=result.trust, trust_status=trust_status, warnings=warnings, headers=headers,
+    answer = ResponseData(
+        served.name, served.version, arrays_from_fields(result.fields, served.config, form), served.units,
+        result.backend, result.precision, result.trust, served.why_no_trust(result.trust), warnings,
     )  # fmt: skip
+    headers = [_batch_sizes(result.batch_sizes), *trust_headers(result.trust)]
+    return await fields_reply(call, answer, headers)
+
+
+@lru_cache(maxsize=256)
+def _batch_sizes(sizes: tuple[int, ...]) -> tuple[bytes, bytes]:
+    return b"x-batch-size", ", ".join(map(str, sizes)).encode()
 
 
 async def fields_reply(
-    call: Call,
-    outputs: dict[str, Fields],
-    backend: str,
-    precision: str,
-    *,
-    units: dict[str, str] | None = None,
-    headers: Iterable[tuple[bytes, bytes]] = (),
-    **about: Any,
+    call: Call, answer: ResponseData, headers: Iterable[tuple[bytes, bytes]] = ()
 ) -> Reply:
-    """A successful reply, encoded by the `writer` of the call's parameters. Raises as its `encode`.
-
-    `units` are by default those of the model's outputs; `about` are other attributes of `ResponseData`.
-    """
-    served = call.served
-    answer = ResponseData(
-        served.name, served.version, outputs, units or served.units, backend, precision, **about
-    )
+    """A successful reply, encoded by the `writer` of the call's parameters. Raises as its `encode`."""
     writer: Codec = call.parameters.writer
     started = time.perf_counter()
     values = sum([array.size for array in answer.outputs.values()])
@@ -157,7 +147,7 @@ async def fields_reply(
     call.note("encode", started)
     content_type = (b"content-type", writer.content_type)
     status = status_headers(answer.trust_status, answer.warnings)
-    return success_reply(call, [content_type, *served.headers, *headers, *status], body)
+    return success_reply(call, [content_type, *call.served.headers, *headers, *status], body)
 
 
 def success_reply(call: Call, headers: Headers, body: Sequence[Bytes]) -> Reply:
@@ -197,8 +187,9 @@ async def read_arrays(
     # A small archive can inflate up to the limit.
     heavy = codec is NPZ or len(body) > light
     fields, about = await offload(heavy, decode, body, codec, call.served, limit)
-    # An archive's fields can be far larger than its body.
-    call.admitted.hold(max(len(body), fields.nbytes))
+    if fields.nbytes > len(body):
+        # As an archive's can be, by far.
+        call.admitted.hold(fields.nbytes)
     call.note("decode", started)
     return fields, about
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from turbofno.service.answer_warnings import FrameWarnings, of_horizon
-from turbofno.service.codec.fields import OUTPUT, Form, FrameTrust, answered_grid
+from turbofno.service.codec.fields import OUTPUT, Form, FrameTrust, ResponseData, answered_grid
 from turbofno.service.codec.negotiate import CODECS, JSON, Codec, codec_for_answer, codec_for_body
 from turbofno.service.engine.interface import (
     Fields,
@@ -227,13 +227,13 @@ async def rollout(call: Call) -> Reply:
     for one in frames:
         one.fields = None
     trust = _trust_of(frames)
-    trust_status = served.why_no_trust(dict.fromkeys(trust, ()))
     status = status_of(config, engine)
-    largest = {name: tuple(map(max, values)) for name, values in trust.items()}
-    return await fields_reply(
-        call, _outputs(stack, served, form), status.backend, status.precision,
-        trust=trust, trust_status=trust_status, warnings=warnings, headers=trust_headers(largest),
+    answer = ResponseData(
+        served.name, served.version, _outputs(stack, served, form), served.units,
+        status.backend, status.precision, trust, served.why_no_trust(dict.fromkeys(trust, ())), warnings,
     )  # fmt: skip
+    largest = {name: tuple(map(max, values)) for name, values in trust.items()}
+    return await fields_reply(call, answer, trust_headers(largest))
 
 
 def _about(config: ModelConfig, job: RolloutRequest, status: ModelStatus) -> dict[str, Any]:

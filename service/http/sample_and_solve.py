@@ -6,7 +6,13 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from turbofno.service.codec.fields import INPUT, OUTPUT, arrays_from_fields, check_shape
+from turbofno.service.codec.fields import (
+    INPUT,
+    OUTPUT,
+    ResponseData,
+    arrays_from_fields,
+    check_shape,
+)
 from turbofno.service.codec.negotiate import NPY, Codec, codec_for_answer
 from turbofno.service.demo.messages import Job
 from turbofno.service.demo.sample_parameters import PARAMETER_NAMES, complete, parameters_of
@@ -181,4 +187,6 @@ async def _solved(call: Call, job: Job, field: Fields | None = None) -> Fields:
 
 async def _answer(call: Call, outputs: dict[str, Fields], channels: tuple[Channel, ...]) -> Reply:
     units = {channel.name: channel.units for channel in channels}
-    return await fields_reply(call, outputs, "solver", "fp32", units=units)
+    served = call.served
+    answer = ResponseData(served.name, served.version, outputs, units, "solver", "fp32")
+    return await fields_reply(call, answer)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from turbofno.service.http.call import Headers
     from turbofno.service.settings import Settings
 
+_FLOAT = np.dtype(np.float32)
 _MAX_LAYOUTS = 64
 """Limit of cached layouts per model: clients choose them."""
 
@@ -42,9 +43,9 @@ class Served:
         self.max_fields = settings.max_fields_per_request
         self.no_trust_reason = no_trust_reason(config, enabled=settings.trust)
         self._bounded = has_bounds(config.inputs)
-        self._layouts: dict[tuple[object, int], tuple[tuple[int, ...], Any]] = {}
-        """`.npy` header or given shape, and size of the body in bytes -> [batch, channels, *grid] and form of its fields,
-        once such a body was checked."""
+        self._layouts: dict[tuple[str | None, int], tuple[bytes, tuple[int, ...], Any]] = {}
+        """Given shape, None for `.npy`, and size of the body in bytes -> `.npy` header, [batch, channels, *grid] and form of its
+        fields, once such a body was checked."""
         self.warnings = lru_cache(_MAX_LAYOUTS)(partial(AnswerWarnings, config))
         """The warnings of answers, by input grid and, if one is given, output grid."""
 
@@ -53,18 +54,12 @@ class Served:
 
         Raises as `npy.decode_npy` and `fields_from_arrays`.
         """
-        start = npy.header_bytes(body)
-        key = bytes(body[:start]), len(body)
-        known = self._layouts.get(key)
-        if known is None:
-            fields, form = self.fields_from_arrays(npy.decode_npy(body))
-            if start and fields.base is not None:
-                # A view, so the body is float32 in C order.
-                self._note(key, fields.shape, form)
-            return fields, form
-        shape, form = known
-        fields = np.ndarray(shape, np.float32, body, start)
-        self._check_values(fields)
+        if known := self._known(None, body):
+            return known
+        fields, form = self.fields_from_arrays(npy.decode_npy(body))
+        if fields.base is not None:
+            # A view, so the body is float32 in C order.
+            self._note(None, body, fields, form)
         return fields, form
 
     def fields_from_raw(self, body: memoryview, shape: str | None) -> Fields:
@@ -72,26 +67,30 @@ class Served:
 
         Raises as `oip_binary.decode_raw` and `fields_from_tensor`.
         """
-        key = shape, len(body)
-        known = self._layouts.get(key)
-        if known is None:
-            raw = oip_binary.decode_raw(body, shape=shape, model=self.name)
-            fields = fields_from_tensor(raw.tensor, self.config, max_fields=self.max_fields)
-            self._note(key, fields.shape, None)
-            return fields
-        fields = np.ndarray(known[0], np.float32, body)
-        self._check_values(fields)
+        if known := self._known(shape, body):
+            return known[0]
+        raw = oip_binary.decode_raw(body, shape=shape, model=self.name)
+        fields = fields_from_tensor(raw.tensor, self.config, max_fields=self.max_fields)
+        self._note(shape, body, fields, None)
         return fields
 
-    def _note(self, key: tuple[object, int], shape: tuple[int, ...], form: Form | None) -> None:
-        if len(self._layouts) >= _MAX_LAYOUTS:
-            self._layouts.clear()
-        self._layouts[key] = shape, form
-
-    def _check_values(self, fields: Fields) -> None:
+    def _known(self, shape: str | None, body: memoryview) -> tuple[Fields, Any] | None:
+        """The checked fields of a body whose layout was noted before, and their form."""
+        layout = self._layouts.get((shape, len(body)))
+        if layout is None or bytes(body[: len(layout[0])]) != layout[0]:
+            return None
+        header, sizes, form = layout
+        fields = np.ndarray(sizes, _FLOAT, body, len(header))
         check_finite(fields, self.config.inputs)
         if self._bounded:
             check_bounds(fields, self.config.inputs)
+        return fields, form
+
+    def _note(self, shape: str | None, body: memoryview, fields: Fields, form: Form | None) -> None:
+        if len(self._layouts) >= _MAX_LAYOUTS:
+            self._layouts.clear()
+        header = bytes(body[: len(body) - fields.nbytes])
+        self._layouts[shape, len(body)] = header, fields.shape, form
 
     def fields_from_arrays(self, arrays: dict[str, Array]) -> tuple[Fields, Form]:
         """Call the codec's `fields_from_arrays` with this model's limits."""

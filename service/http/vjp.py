@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from turbofno.service.codec.fields import ResponseData
 from turbofno.service.codec.negotiate import CODECS, JSON, NPY, NPZ, SAFETENSORS, Codec
 from turbofno.service.codec.vjp import VjpForm, arrays_from_vjp, units_of_vjp, vjp_from_arrays
 from turbofno.service.engine.vjp import VjpShapes, join, part
@@ -105,10 +106,11 @@ async def vjp(call: Call) -> Reply:
     gradients, outputs = part(result.fields, shapes)
     warnings = await warnings_of(call, served.warnings(shapes.input[1:]), {}, outputs)
     wanted = outputs if parameters.output else None
-    return await fields_reply(
-        call, arrays_from_vjp(gradients, wanted, served.config, form), result.backend, result.precision,
-        units=units_of_vjp(served.config, output=parameters.output), warnings=warnings,
+    answer = ResponseData(
+        served.name, served.version, arrays_from_vjp(gradients, wanted, served.config, form),
+        units_of_vjp(served.config, output=parameters.output), result.backend, result.precision, warnings=warnings,
     )  # fmt: skip
+    return await fields_reply(call, answer)
 
 
 def _decode(

@@ -48,7 +48,7 @@ class Admitted:
     For the event loop only.
     """
 
-    __slots__ = ("_admission", "_counted", "_held", "_left", "_model", "slot")
+    __slots__ = ("_admission", "_counted", "_held", "_model", "slot")
 
     def __init__(
         self,
@@ -63,16 +63,14 @@ class Admitted:
         self._model = model
         self.slot = slot
         self._held = 0
-        self._left = admission is None
 
     def leave(self) -> None:
         """Release everything at the end of the request. Idempotent."""
-        if not self._left:
-            self._left = True
+        if self._admission is not None:
             self.hold_answer(0)
             self.leave_slot()
-            assert self._admission is not None
             self._admission.leave()
+            self._admission = None
 
     def leave_slot(self) -> None:
         """Release the queue slot: a slow body must not occupy it. Idempotent."""

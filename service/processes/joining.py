@@ -58,7 +58,8 @@ def alike(turn: Sequence[Asked[int]], most: int) -> Iterator[Sequence[Asked[int]
         if not 0 < fields.nbytes <= MOST_BYTES or request.trace:
             yield (asked,)
             continue
-        size, *_ = shape = fields.shape
+        shape = fields.shape
+        size = shape[0]
         key = (
             request.model, request.version, id(request.config), shape[1:], request.priority, request.vjp, request.client,
             request.deadline and request.deadline // DEADLINES_APART,
@@ -90,16 +91,14 @@ def join(several: Sequence[Asked[int]], memory: SlotMemory) -> PredictRequest:
     Raises:
         Unavailable, PayloadTooLarge: as `SlotMemory.array`.
     """
-    request, *others = [asked.request for asked in several]
-    fields = request.fields
-    size = len(fields)
-    if others:
-        request = _joined([request, *others])
-        size = sum([one.size for one in request.joined])
+    requests = [asked.request for asked in several]
+    parts = [request.fields for request in requests]
+    request = requests[0] if len(requests) == 1 else _joined(requests)
+    size = sum(map(len, parts))
     request.output_buffer = memory.array((size, *_output_shape(request)))
-    if fields.nbytes <= MOST_BYTES:
-        request.fields = memory.array((size, *fields.shape[1:]))
-        np.concatenate([fields, *[other.fields for other in others]], out=request.fields)
+    if parts[0].nbytes <= MOST_BYTES:
+        request.fields = memory.array((size, *parts[0].shape[1:]))
+        np.concatenate(parts, out=request.fields)
     return request
 
 

@@ -421,6 +421,33 @@ async def test_a_repeated_head_is_admitted_with_its_own_length(
 
 
 @in_loop
+async def test_a_request_with_a_repeated_head_has_nothing_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noted: list[tuple[object, ...]] = []
+    close = AccessLog.close
+
+    def note(self: AccessLog, call: Any, status: int, sent: int) -> None:
+        noted.append((status, call.model, call.fields, [*call.steps], call.request_id))
+        close(self, call, status, sent)
+
+    monkeypatch.setattr(AccessLog, "close", note)
+    async with listening() as (port, engine, _), connected(port) as (reader, writer):
+        for values_sent in (FIELD, FIELD * np.float32(np.nan), FIELD):
+            writer.write(raw_request(body=values_sent.tobytes()))
+            await reply(reader)
+        engine.configs.clear()
+        writer.write(raw_request(body=FIELD.tobytes()))
+        await reply(reader)
+    all_steps = ["decode", "queue", "compute", "encode"]
+    assert [one[:4] for one in noted] == [
+        (200, "tiny-1d", 1, all_steps), (422, "tiny-1d", 0, []),
+        (200, "tiny-1d", 1, all_steps), (404, "", 0, []),
+    ]  # fmt: skip
+    assert len({one[4] for one in noted}) == 4
+
+
+@in_loop
 async def test_pipelined_requests_are_never_taken_for_one_with_a_repeated_head() -> None:
     async with listening() as (port, engine, _), connected(port) as (reader, writer):
         for sent in (2, 2, 1, 3, 1, 2):
