@@ -22,20 +22,20 @@ def matrices(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def transform(table: torch.Tensor, field: torch.Tensor, count: int) -> torch.Tensor:
-    """Transform complex `field` [size] to `count` values like transform_axis.cu, by folded sums in FFT order."""
-    size = len(field)
+    """Transform complex `field` [size, ..] to [count, ..] like transform_axis.cu, by folded sums in FFT order."""
+    size, columns = len(field), field.reshape(len(field), -1)
     cosine, sine = matrices(table)
     terms = size // 2 + 1
-    up = torch.zeros(terms, dtype=torch.complex128)
-    down = torch.zeros(terms, dtype=torch.complex128)
-    up[: (size + 1) // 2] = field[: (size + 1) // 2]
-    down[1 : size // 2 + 1] = field.flip(0)[: size // 2]
+    up, down = torch.zeros(2, terms, columns.shape[1], dtype=torch.complex128)
+    up[: (size + 1) // 2] = columns[: (size + 1) // 2]
+    down[1 : size // 2 + 1] = columns.flip(0)[: size // 2]
     c = cosine[:, :terms].to(torch.complex128) @ (up + down)
     s = sine[:, :terms].to(torch.complex128) @ (up - down)
     rows = torch.arange(count)
     positive = rows < (count + 1) // 2
     row = torch.where(positive, rows, count - rows)
-    return torch.where(positive, c[row] + 1j * s[row], c[row] - 1j * s[row])
+    sign = torch.where(positive, 1j, -1j).unsqueeze(1)
+    return (c[row] + sign * s[row]).reshape(count, *field.shape[1:])
 
 
 @pytest.mark.parametrize("attempt", range(20))

@@ -45,8 +45,7 @@ def computed(name: str, a: Any) -> None:
             given = given.movedim(1, 0).reshape(a.points, columns)
         count = a.points if a.inverse else a.modes
         table = _tables[a.table]
-        done = torch.stack([transform(table, column, count) for column in given.T.cdouble()], 1)
-        done = done.to(torch.complex64)
+        done = transform(table, given.cdouble(), count).to(torch.complex64)
         if a.inverse:
             out = memory(a.out, a.points * columns).view(a.outer, a.points, a.inner)
             out.copy_(done.view(a.points, a.outer, a.inner).movedim(0, 1))
@@ -212,6 +211,7 @@ class ThreadMemory:
 
     def __init__(self, memories: list[torch.Tensor], barrier: threading.Barrier) -> None:
         self._memories, self._barrier = memories, barrier
+        self.nbytes = memories[0].nbytes
 
     def of(self, rank: int, shape: tuple[int, ...], dtype: torch.dtype, first: int) -> torch.Tensor:
         end = first + math.prod(shape) * dtype.itemsize
