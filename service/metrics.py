@@ -53,7 +53,7 @@ REFUSED_WITH_MODEL = (
 
 
 _MOST_PENDING = 512
-"""Most records kept: thousands would push the waiting requests out of the caches, and start garbage collections."""
+"""Most records kept of a kind: thousands would push the waiting requests out of the caches, and start garbage collections."""
 
 # Tuples, which cost least: there is one for each request.
 _Answered: TypeAlias = tuple[Any, ...]
@@ -313,7 +313,8 @@ class Metrics:
             self.batch_queue_depth.labels(*labels).observe(*depths)
 
     def _count_answered(self) -> None:
-        for (model, version, protocol, status), several in self._answered.items():
+        answered, self._answered = self._answered, defaultdict(list)
+        for (model, version, protocol, status), several in answered.items():
             self.requests.labels(model, version, protocol, status).inc(len(several))
             if not model:
                 continue
@@ -326,7 +327,6 @@ class Metrics:
             for name, histogram in self.steps.items():
                 if taken := [one[name] for one in steps if name in one]:
                     histogram.labels(model, version).observe(*taken)
-        self._answered.clear()
 
     def reject(self, reason: str, model: str = "") -> None:
         """Count a request that was refused or dropped."""

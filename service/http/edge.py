@@ -217,10 +217,11 @@ class Edge(HttpToolsProtocol):
         if self._head is None:
             return None
         before, behind, exchange = self._head
-        # Length of number and body. In decimal it is as long as the body's, or else, rarely, the parser reads this head.
+        # Length of number and body; its number mostly has as many digits as the body's. If not, the parser reads this head.
         rest = len(data) - len(before) - len(behind)
-        head = b"%b%d%b" % (before, rest - len(str(rest)), behind)
-        if not (data.startswith(head) and exchange.over):
+        size = rest - len(str(rest))
+        head = b"%b%d%b" % (before, size, behind)
+        if not (len(head) + size == len(data) and data.startswith(head) and exchange.over):
             return None
         exchange.renew(memoryview(data)[len(head) :])
         return exchange

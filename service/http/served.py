@@ -67,7 +67,7 @@ class Served:
 
         Raises as `oip_binary.decode_raw` and `fields_from_tensor`.
         """
-        if known := self._known(shape, body):
+        if shape is not None and (known := self._known(shape, body)):
             return known[0]
         raw = oip_binary.decode_raw(body, shape=shape, model=self.name)
         fields = fields_from_tensor(raw.tensor, self.config, max_fields=self.max_fields)

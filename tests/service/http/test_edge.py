@@ -460,6 +460,34 @@ async def test_pipelined_requests_are_never_taken_for_one_with_a_repeated_head()
         assert len(engine.requests) == 11
 
 
+@pytest.mark.parametrize("size", [98, 99, 100, 101, 996, 999, 1000])
+@in_loop
+async def test_the_first_byte_of_another_request_is_not_taken_for_the_end_of_a_body(
+    size: int,
+) -> None:
+    """Also where the body, with that byte, has a length of more digits."""
+    asked = json.dumps({"inputs": {"input": [[[0] * FIELD.size]]}}).encode()
+    request = raw_request(PREDICT, asked.ljust(size), "Content-Type: application/json")
+    async with listening() as (port, engine, _), connected(port) as (reader, writer):
+        writer.write(request)
+        assert (await reply(reader))[0] == 200
+        writer.write(request + request[:1])
+        assert (await reply(reader))[0] == 200
+        writer.write(request[1:])
+        assert (await reply(reader))[0] == 200
+        assert len(engine.requests) == 3
+
+
+@in_loop
+async def test_a_raw_body_needs_its_shape_also_after_an_equal_npy_body() -> None:
+    raw = raw_request(INFER, npy(FIELD))
+    asked = raw_request(PREDICT, npy(FIELD), "Content-Type: application/x-npy")
+    async with listening() as (port, _, _), connected(port) as (reader, writer):
+        for request, expected in ((raw, 400), (asked, 200), (raw, 400)):
+            writer.write(request)
+            assert (await reply(reader))[0] == expected
+
+
 @in_loop
 async def test_a_repeated_head_is_refused_once_its_key_or_model_is_gone(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
