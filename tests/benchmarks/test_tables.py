@@ -208,16 +208,17 @@ def test_served_rates_are_shares_of_the_models_best_rate(tmp_path: Path) -> None
 
 
 def test_fields_over_cards(tmp_path: Path) -> None:
-    what = {"what": "layer, C32 512^3 m16", "gpu": "NVIDIA H200"}
+    where = {"gpu": "NVIDIA H200", "torch": "2.11", "commit": "abc", "at": "2026-11-21T00:00"}
+    what = {**where, "what": "layer, C32 512^3 m16"}
     rows: list[dict[str, object]] = [
-        {**what, "cards": 2, "ms": 4.0, "efficiency": 0.95, "collectives_ms": 0.05},
+        {**what, "cards": 2, "ms": 4.0, "efficiency": 0.95, "exchange_ms": 0.05},
         {**what, "cards": 1, "ms": 7.6, "efficiency": 1.0, "gib_a_card": 70.0},
-        {"what": "FFT, A100 (A 2022)", "gpu": None, "cards": 2, "ms": 44.0},
+        {**where, "what": "FFT, A100 (A 2022)", "gpu": None, "cards": 2, "ms": 44.0},
     ]
-    lines = [{"torch": "2.11", "commit": "abc", "at": "2026-11-21T00:00"}, *rows]
+    lines = [{"commit": "of the copy that ran"}, *rows]
     (tmp_path / "distributed.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = document(tmp_path)
-    assert "NVIDIA H200, PyTorch 2.11" in page
+    assert "NVIDIA H200, PyTorch 2.11, commit abc" in page
     table = page[page.index("| what | cards") :].splitlines()[2:]
     assert table == [
         "| FFT, A100 (A 2022) | 2 |  | 44 |  |  |  |",
