@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _FLOAT = np.dtype(np.float32)
 _MAX_LAYOUTS = 64
 """Limit of cached layouts per model: clients choose them."""
+_NPY_BEGINNING = 128
+"""Bytes of most `.npy` headers."""
 
 
 class Served:
@@ -43,9 +45,9 @@ class Served:
         self.max_fields = settings.max_fields_per_request
         self.no_trust_reason = no_trust_reason(config, enabled=settings.trust)
         self._bounded = has_bounds(config.inputs)
-        self._layouts: dict[tuple[str | None, int], tuple[bytes, tuple[int, ...], Any]] = {}
-        """Given shape, None for `.npy`, and size of the body in bytes -> `.npy` header, [batch, channels, *grid] and form of its
-        fields, once such a body was checked."""
+        self._layouts: dict[tuple[bytes | str | None, int], tuple[bytes, tuple[int, ...], Any]] = {}
+        """Beginning of an `.npy` body or given shape, and size of the body in bytes -> `.npy` header, [batch, channels, *grid]
+        and form of its fields, once such a body was checked."""
         self.warnings = lru_cache(_MAX_LAYOUTS)(partial(AnswerWarnings, config))
         """The warnings of answers, by input grid and, if one is given, output grid."""
 
@@ -54,12 +56,13 @@ class Served:
 
         Raises as `npy.decode_npy` and `fields_from_arrays`.
         """
-        if known := self._known(None, body):
+        beginning = bytes(body[:_NPY_BEGINNING])
+        if known := self._known(beginning, body):
             return known
         fields, form = self.fields_from_arrays(npy.decode_npy(body))
         if fields.base is not None:
             # A view, so the body is float32 in C order.
-            self._note(None, body, fields, form)
+            self._note(beginning, body, fields, form)
         return fields, form
 
     def fields_from_raw(self, body: memoryview, shape: str | None) -> Fields:
@@ -67,16 +70,16 @@ class Served:
 
         Raises as `oip_binary.decode_raw` and `fields_from_tensor`.
         """
-        if shape is not None and (known := self._known(shape, body)):
+        if known := self._known(shape, body):
             return known[0]
         raw = oip_binary.decode_raw(body, shape=shape, model=self.name)
         fields = fields_from_tensor(raw.tensor, self.config, max_fields=self.max_fields)
         self._note(shape, body, fields, None)
         return fields
 
-    def _known(self, shape: str | None, body: memoryview) -> tuple[Fields, Any] | None:
+    def _known(self, said: bytes | str | None, body: memoryview) -> tuple[Fields, Any] | None:
         """The checked fields of a body whose layout was noted before, and their form."""
-        layout = self._layouts.get((shape, len(body)))
+        layout = self._layouts.get((said, len(body)))
         if layout is None or bytes(body[: len(layout[0])]) != layout[0]:
             return None
         header, sizes, form = layout
@@ -86,11 +89,13 @@ class Served:
             check_bounds(fields, self.config.inputs)
         return fields, form
 
-    def _note(self, shape: str | None, body: memoryview, fields: Fields, form: Form | None) -> None:
+    def _note(
+        self, said: bytes | str | None, body: memoryview, fields: Fields, form: Form | None
+    ) -> None:
         if len(self._layouts) >= _MAX_LAYOUTS:
             self._layouts.clear()
         header = bytes(body[: len(body) - fields.nbytes])
-        self._layouts[shape, len(body)] = header, fields.shape, form
+        self._layouts[said, len(body)] = header, fields.shape, form
 
     def fields_from_arrays(self, arrays: dict[str, Array]) -> tuple[Fields, Form]:
         """Call the codec's `fields_from_arrays` with this model's limits."""

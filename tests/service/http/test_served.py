@@ -10,6 +10,7 @@ import pytest
 
 from tests.service.http.fake_engine import FakeEngine
 from tests.service.tiny import tiny_config
+from turbofno.service.codec import npy
 from turbofno.service.engine.interface import heap_buffer
 from turbofno.service.errors import BadRequest, InvalidField, PayloadTooLarge
 from turbofno.service.http.served import Served, ServedModels
@@ -61,6 +62,16 @@ def test_cached_layouts_give_views_and_are_limited() -> None:
     for _ in range(2):
         fields, _ = model.fields_from_npy(body)
         assert np.shares_memory(fields, np.frombuffer(body, np.uint8))
+
+
+def test_bodies_of_one_size_and_several_forms_are_all_cached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, bodies = served(), [body_of(array) for array in (FIELD[:1], FIELD[0], FIELD[0, 0])]
+    assert len({len(body) for body in bodies}) == 1
+    forms = [model.fields_from_npy(body)[1] for body in bodies]
+    monkeypatch.delattr(npy, "decode_npy")
+    assert [model.fields_from_npy(body)[1] for body in bodies] == forms
 
 
 @pytest.mark.parametrize(
