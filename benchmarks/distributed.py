@@ -160,7 +160,7 @@ def _exchange_ms(network: Network, device: torch.device) -> float:
     modes, c = math.prod(others), network.channels
     sums = torch.zeros(modes, c * last, dtype=torch.complex64, device=device)
     replicated = modes * last * c * c * sums.itemsize <= distributed.network.REPLICATED_BYTES
-    share = modes if replicated else -(-modes // slab.count)
+    share = modes if replicated else slab.share(modes)
     memory = (
         None if replicated else slab.peer_memory(2 * slab.count * share * sums[0].nbytes, device)
     )

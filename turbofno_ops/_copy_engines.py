@@ -20,11 +20,15 @@ class CopyEngines:
     """Writes parts of a field to memory of the other processes, which is used again by the next exchange.
 
     Copies run on a stream of their own, which meets those of the other processes in a barrier after each exchange of parts.
+
+    Attributes:
+        nbytes: Of the memory.
     """
 
     def __init__(self, rank: int, count: int, memory: PeerMemory, device: torch.device) -> None:
         # not the slab: its group would keep itself alive
         self._rank, self._count, self._memory, self._device = rank, count, memory, device
+        self.nbytes = memory.nbytes
         self._copies = torch.cuda.Stream(device, priority=-1)
         self._used = torch.cuda.Event()
         self._tensors: list[list[torch.Tensor]] = []
@@ -87,29 +91,28 @@ def copy_engines(
         return None
     nbytes = max(_places(of, dtype)[-1] for of in shapes)
     kept = _KEPT.setdefault(slab.group, {}).setdefault(device, _Kept())
-    if kept.nbytes < nbytes < kept.refused:
+    held = 0 if kept.engines is None else kept.engines.nbytes
+    if held < nbytes < kept.refused:
         with capture_lock:
             torch.cuda.synchronize(device)
         slab.most(0, device)
         # nobody writes to it any more
         with capture_lock:
-            kept.engines, kept.nbytes = None, 0
+            kept.engines = None
             torch.cuda.empty_cache()
         memory = slab.peer_memory(nbytes, device)
         if memory is None:
             kept.refused = nbytes
         else:
             kept.engines = CopyEngines(slab.rank, slab.count, memory, device)
-            kept.nbytes = nbytes
-    return kept.engines if nbytes <= kept.nbytes else None
+    return kept.engines if nbytes < kept.refused else None
 
 
 @dataclass
 class _Kept:
-    """What a group has on a device. `nbytes`: of its memory; `refused`: the least that could not be had."""
+    """What a group has on a device. `refused`: the least bytes that could not be had."""
 
     engines: CopyEngines | None = None
-    nbytes: float = 0
     refused: float = math.inf
 
 

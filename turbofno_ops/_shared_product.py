@@ -34,7 +34,7 @@ class SharedProduct:
         `to_start` and `from_start`: this process's factors of the modes of the cut axis, before the sum and after the product.
         """
         self._memory, self.nbytes = memory, memory.nbytes
-        modes, share = structure.others, _share_of(structure, slab)
+        modes, share = structure.others, slab.share(structure.others)
         products_at = _sums_bytes(structure, slab)
 
         def whole(process: int, at: int, pitch: int) -> torch.Tensor:
@@ -80,7 +80,7 @@ def shared_product(
     """Return the product in memory that all slabs reach, or None where there is none; see `SharedProduct`."""
     if slab.count > MAX_SLABS:
         return None
-    products = _share_of(structure, slab) * slab.count * structure.out_pitch
+    products = slab.share(structure.others) * slab.count * structure.out_pitch
     nbytes = _sums_bytes(structure, slab) + products * _DTYPE.itemsize
     # PyTorch keeps free memory that this allocation needs
     torch.cuda.empty_cache()
@@ -90,12 +90,9 @@ def shared_product(
     return SharedProduct(slab, memory, structure, to_start, from_start)
 
 
-def _share_of(structure: Product, slab: Slab) -> int:
-    return -(-structure.others // slab.count)
-
-
 def _sums_bytes(structure: Product, slab: Slab) -> int:
-    return aligned(_share_of(structure, slab) * slab.count * structure.in_pitch * _DTYPE.itemsize)
+    modes = slab.share(structure.others) * slab.count
+    return aligned(modes * structure.in_pitch * _DTYPE.itemsize)
 
 
 def _address(tensor: torch.Tensor, element: int) -> int:

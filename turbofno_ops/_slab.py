@@ -36,9 +36,13 @@ class Slab:
     rank: int
     count: int
 
+    def share(self, points: int) -> int:
+        """Return ceil(points / processes): the rows of the longest slabs, or the modes of a process's share."""
+        return -(-points // self.count)
+
     def all_rows(self, points: int) -> list[Rows]:
         """Return every process's rows of an axis."""
-        most = -(-points // self.count)
+        most = self.share(points)
         firsts = [min(rank * most, points) for rank in range(self.count + 1)]
         return [Rows(first, stop - first, points) for first, stop in pairwise(firsts)]
 
@@ -68,7 +72,7 @@ class Slab:
 
         A single mode is not shared out: then the weight itself.
         """
-        count = -(-weight.shape[0] // self.count)
+        count = self.share(weight.shape[0])
         if count == weight.shape[0]:
             return weight
         own = weight[self.rank * count : (self.rank + 1) * count]

@@ -1,7 +1,8 @@
 """Measured rules: which transforms torch.fft does as fast as the kernels, and which kernel an axis takes first.
 
-Measured on an H200 and an H100 by `python -m benchmarks.gpu fft`. cuFFT is at the speed of memory for complex lines without large prime
-factors. It is slow for large primes, for real lines of most odd sizes, and for inverses to real lines, whose input it copies.
+Measured on an H200 and an H100 by `python -m benchmarks.gpu fft`. cuFFT is at the speed of memory for complex lines without
+large prime factors. It is slow for large primes, for real lines of most odd sizes, and for inverses to real lines, whose
+input it copies.
 """
 
 from __future__ import annotations
