@@ -359,7 +359,11 @@ def gpu_heatmap(rows: list[Row]) -> list[str]:
 
 def gpu_fft(rows: list[Row]) -> list[str]:
     """The section of Fourier transforms: times in floors, speed-ups, errors."""
-    of_kernels = {"mixed radix": "mixed_radix_fft floors", "dense": "dense_dft floors"}
+    of_kernels = {
+        "half": "half_fft floors",
+        "mixed radix": "mixed_radix_fft floors",
+        "dense": "dense_dft floors",
+    }
     tcfft = any("tcFFT floors" in row for row in rows)
     table = [
         [

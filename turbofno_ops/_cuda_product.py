@@ -25,6 +25,7 @@ from turbofno_ops._spectral_product import (
 from turbofno_ops._support import Device
 from turbofno_ops.description import Size
 from turbofno_ops.fft import _kernels as fft_kernels
+from turbofno_ops.fft._rule import MIXED_RADIX
 
 
 class _Planned(NamedTuple):
@@ -101,7 +102,7 @@ class CudaProduct:
             )
         of_axes = [table for pair in self._axis_tables for table in pair]
         self._roots = {
-            points: fft_kernels.table_of(points, None, device)
+            points: fft_kernels.table_of(MIXED_RADIX, points, None, device)
             for grid, local in ((size, self._size), (out_size, self._out_size))
             for points, rows, count in zip(grid[:-1], local[:-1], modes[:-1], strict=True)
             if fft_is_faster(points, rows, count, precision)

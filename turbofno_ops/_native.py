@@ -17,7 +17,7 @@ MAX_STEPS = 16
 MAX_SLABS = 8
 PLAN_WORDS = 128
 DOT_OUTPUTS = 4
-ABI = 1706628895
+ABI = 130935763
 LIBRARY_VARIABLE = "TURBOFNO_LIBRARY"
 """Environment variable with the path of another build of the library."""
 
@@ -216,6 +216,7 @@ LAUNCHES: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "norm_affine": (Norm,),
     "mixed_radix_fft": (Fft,),
     "dense_dft": (Fft,),
+    "half_fft": (Fft,),
     "number_theoretic_transform": (Ntt,),
 }
 REFUSALS: dict[str, tuple[type[ctypes.Structure], ...]] = {
@@ -227,6 +228,7 @@ REFUSALS: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "batched_spectral_unsupported": (BatchedSpectral,),
     "mixed_radix_fft_unsupported": (Fft,),
     "dense_dft_unsupported": (Fft,),
+    "half_fft_unsupported": (Fft,),
     "ntt_unsupported": (Ntt,),
 }
 SIZES: dict[str, tuple[type[ctypes.Structure], ...]] = {

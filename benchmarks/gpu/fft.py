@@ -2,7 +2,7 @@
 
 A floor is the time to read what is given and to write what is kept once, at the bandwidth of a copy on the same card. Both
 sides run as CUDA graphs on inputs that are not in the cache, and are checked against float64 on the CPU, on the inputs that
-they are timed on. Where both of our kernels support an axis, each is timed.
+they are timed on. Each of our kernels that supports a transform is timed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from turbofno_ops import _gemm
 from turbofno_ops import fft as ours
 from turbofno_ops._table_use import used_tables
 from turbofno_ops.fft import _plan
-from turbofno_ops.fft._rule import KERNELS
+from turbofno_ops.fft._rule import HALF, KERNELS
 
 VALUES = 2**26
 QUICK_VALUES = 2**22
@@ -48,6 +48,7 @@ PLANES = (
 HALF_LINES = tuple(2**k for k in range(8, 18))
 HALF_PLANES = ((256, 256), (512, 256))
 LARGEST_ERROR = {"fp32": 2e-6, "fp16": 3e-3}
+_EACH = (HALF, *KERNELS)
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,7 @@ def _each_kernel(
     case: Case, x: torch.Tensor, truth: torch.Tensor
 ) -> Iterator[tuple[str, Callable[[], object]]]:
     """Names of the kernels that support a case, and their calls as CUDA graphs."""
-    for kernel in KERNELS:
+    for kernel in _EACH:
         with _only(kernel):
             call = _own(case, "kernels")
             try:
@@ -253,7 +254,7 @@ def measure(
         "relative L2 error": error,
         "torch error": torch_error,
     }
-    row |= {f"{kernel} floors": times[kernel] / floor for kernel in KERNELS if kernel in times}
+    row |= {f"{kernel} floors": times[kernel] / floor for kernel in _EACH if kernel in times}
     if tcfft is not None and case.precision == "fp16":
         its = tcfft_milliseconds(tcfft, case.size, len(x))
         row["tcFFT floors"] = None if its is None else its / floor

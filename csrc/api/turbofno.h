@@ -110,7 +110,7 @@ typedef struct {
                                                   PROJECT's [16]. Zero padded */
 } turbofno_step;
 
-#define TURBOFNO_ABI 1706628895 /* checksum of this header's declarations; test_abi.py has the new one after a change */
+#define TURBOFNO_ABI 130935763 /* checksum of this header's declarations; test_abi.py has the new one after a change */
 #define TURBOFNO_MAX_STEPS 16
 #define TURBOFNO_MAX_SLABS 8
 #define TURBOFNO_DOT_OUTPUTS 4
@@ -305,7 +305,8 @@ typedef enum {
 
 /* Discrete Fourier transforms of many lines along one axis, full or truncated. Line (o, i) of outer x inner lines; value p
  * of it is at o * outer stride + i * inner stride + p * point stride, in values (real or complex) of its array.
- * float32, or with TURBOFNO_FP16 float16, arithmetic in float32 either way.
+ * float32, or with TURBOFNO_FP16 float16. Arithmetic is in float32; turbofno_half_fft multiplies float16 values, and takes
+ * arrays and strides of whole words of 16 bytes.
  *
  * Of the input `in_head` values are given, the line's first, and `in_tail`, its last; all between them are zero and are not
  * stored: the first value of the tail is next to the last of the head. Of the result the `out_head` first and the `out_tail`
@@ -371,6 +372,7 @@ const char *turbofno_spectral_unsupported(const turbofno_spectral *spectral);
 const char *turbofno_batched_spectral_unsupported(const turbofno_batched_spectral *spectral);
 const char *turbofno_mixed_radix_fft_unsupported(const turbofno_fft *fft);
 const char *turbofno_dense_dft_unsupported(const turbofno_fft *fft);
+const char *turbofno_half_fft_unsupported(const turbofno_fft *fft);
 const char *turbofno_ntt_unsupported(const turbofno_ntt *transform);
 
 /* Return the bytes of a result or workspace for this shape. Read no pointer; need no GPU. */
@@ -392,6 +394,7 @@ turbofno_status turbofno_field_moments(const turbofno_moments *moments, struct C
 turbofno_status turbofno_norm_affine(const turbofno_norm *norm, struct CUstream_st *stream);
 turbofno_status turbofno_mixed_radix_fft(const turbofno_fft *fft, struct CUstream_st *stream);
 turbofno_status turbofno_dense_dft(const turbofno_fft *fft, struct CUstream_st *stream);
+turbofno_status turbofno_half_fft(const turbofno_fft *fft, struct CUstream_st *stream);
 turbofno_status turbofno_number_theoretic_transform(const turbofno_ntt *transform, struct CUstream_st *stream);
 
 /* Returns TURBOFNO_ABI of the header that the library was compiled with. */

@@ -33,8 +33,33 @@ def refusal(name: str, fft: Fft) -> str | None:
     if name == "mixed_radix_fft_unsupported":
         smooth = fft.points <= MOST_SMOOTH and largest_prime(fft.points) <= 13
         return None if smooth else f"{fft.points} points have a large prime factor"
+    if name == "half_fft_unsupported":
+        return None if _takes_half(fft) else "not lines of float16 in whole words"
     assert name == "dense_dft_unsupported"
     return None if fft.points <= MOST_DENSE else f"{fft.points} points, at most {MOST_DENSE}"
+
+
+def _takes_half(fft: Fft) -> bool:
+    """Complex float16 lines of a power of two, points or 16 lines next to each other, in words of four values."""
+    whole = fft.in_head + fft.in_tail == fft.out_head + fft.out_tail == fft.points
+    if not (fft.precision == FP16 and fft.kind == COMPLEX and whole):
+        return False
+    if fft.points not in (128, 256, 512, 1024, 2048, 4096, 8192, 16384):
+        return False
+    sides = (
+        (fft.in_point, fft.in_inner, fft.in_outer),
+        (fft.out_point, fft.out_inner, fft.out_outer),
+    )
+    for point, inner, outer in sides:
+        lines = [outer] * (fft.outer > 1) + [inner] * (fft.inner > 1)
+        if any(stride % 4 for stride in ([outer] * (fft.outer > 1) if inner == 1 else lines)):
+            return False
+        if point != 1 and (inner != 1 or point % 4):
+            return False
+    if fft.in_point == fft.out_point == 1:
+        return not fft.twiddle_points
+    columns = fft.out_point != 1 and fft.inner % 16 == 0 and fft.points <= 512
+    return columns and not (fft.twiddle_points and fft.in_point == 1)
 
 
 class Memory:

@@ -27,6 +27,7 @@ from tests.turbofno_ops.random_transform import Case, relative_error
 from turbofno_ops import _gemm, _native, used_tables
 from turbofno_ops import fft as ours
 from turbofno_ops.fft import _choice, _functions, _kernels, _library, _plan, _rule, _tables, _torch
+from turbofno_ops.fft._rule import DENSE, HALF, MIXED_RADIX
 from turbofno_ops.fft._transform import KINDS, Axis, Transform
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning")
@@ -394,8 +395,8 @@ def _refusal_on_a_cpu(x: torch.Tensor, transform: Transform) -> str | None:
     return "float64" if x.dtype.to_real() == torch.float64 else _plan.refusal(x, transform)
 
 
-def _table(points: int, dense: tuple[int, int, int] | None, device: torch.device) -> torch.Tensor:
-    return _tables.roots(points) if dense is None else torch.empty(0)
+def _table(kernel: str, points: int, *_: Any) -> torch.Tensor:
+    return _tables.roots(points) if kernel == MIXED_RADIX else torch.empty(0)
 
 
 @pytest.fixture
@@ -405,6 +406,9 @@ def emulated(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> Kernels:
         name: compile_kernels(f"kernels/{name}.cu", f"plan/{plan}.cpp")
         for name, plan in (("mixed_radix_fft", "fft_plan"), ("dense_dft", "dense_dft_plan"))
     }
+    libraries[HALF] = compile_kernels(
+        "kernels/half_fft.cu", "plan/half_fft_plan.cpp", "plan/fft_plan.cpp"
+    )
 
     def refusal(name: str, fft: Any) -> str | None:
         library = libraries[name.removesuffix("_unsupported")]
@@ -443,6 +447,42 @@ def test_the_kernels_sources_compute_long_axes(points: int, emulated: Kernels) -
     assert len(emulated.launched) == 2
     expected = np.fft.ifft(x.numpy().astype(np.complex128), norm="ortho")
     assert relative_error(found, expected) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "kernels_used"),
+    [
+        ((3, 256), 1, [HALF]),
+        ((1, 8192), 1, [HALF]),
+        ((1, 16384), 1, [HALF, HALF]),  # in the shared memory of an A100
+        ((2, 128, 256), 2, [HALF, HALF]),
+        ((1, 2**15), 1, [HALF, HALF]),
+        ((1, 2, 1024, 16), 1, [MIXED_RADIX]),  # no columns of so many points
+        ((2, 130, 256), 2, [HALF, DENSE]),
+    ],
+)
+def test_the_kernels_sources_compute_float16_in_whole_words(
+    shape: tuple[int, ...], axes: int, kernels_used: list[str], emulated: Kernels
+) -> None:
+    x = torch.randn(*shape, dtype=torch.complex64).to(torch.complex32)
+    dims = {1: (-2 if shape[-1] == 16 else -1,), 2: (-2, -1)}[axes]
+    emulated.memory = fft_contract.Memory()
+    found = ours.fftn(x, dim=dims, norm="ortho", backend="kernels", precision="fp16")
+    assert [name for name, _ in emulated.launched] == kernels_used
+    expected = np.fft.fftn(x.to(torch.complex128).numpy(), axes=dims, norm="ortho")
+    assert relative_error(found.to(torch.complex64), expected) < 1e-3
+
+
+def test_float16_arrays_that_are_no_whole_words_take_another_kernel(emulated: Kernels) -> None:
+    x = torch.randn(2, 3, 256, dtype=torch.complex64).to(torch.complex32)
+    emulated.memory = fft_contract.Memory()
+    shifted = x.flatten()[1:513].view(2, 256)
+    for given in (shifted, x.transpose(0, 1)[..., :128].contiguous()[..., 1:]):
+        emulated.launched.clear()
+        found = ours.fft(given, norm="ortho", backend="kernels", precision="fp16")
+        assert HALF not in [name for name, _ in emulated.launched]
+        expected = np.fft.fft(given.to(torch.complex128).numpy(), norm="ortho")
+        assert relative_error(found.to(torch.complex64), expected) < 1e-3
 
 
 def served(rng: random.Random) -> int:

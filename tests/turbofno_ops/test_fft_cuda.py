@@ -207,6 +207,38 @@ def test_real_lines_that_begin_at_any_value() -> None:
             assert relative_error(found.cpu(), expected) < limit
 
 
+@pytest.mark.parametrize("name", ["fft", "ifft"])
+@pytest.mark.parametrize("points", [2**k for k in range(7, 15)])
+def test_float16_in_whole_words(points: int, name: str) -> None:
+    """Rows, of an odd number, and columns; the sums of the inverse with its factor alone would exceed float16."""
+    for shape, dim in (((1031, points), 1), ((3, points, 48), 1)):
+        x = (200 * torch.randn(shape, dtype=torch.complex64)).to(torch.complex32)
+        norm = "backward" if name == "ifft" else "ortho"
+        expected = getattr(np.fft, name)(x.to(torch.complex128).numpy(), axis=dim, norm=norm)
+        poison()
+        found = getattr(ours, name)(
+            x.cuda(), dim=dim, norm=norm, precision="fp16", backend="kernels"
+        )
+        assert relative_error(found.to(torch.complex64).cpu(), expected) < 8e-4
+
+
+@pytest.mark.parametrize("points", [128, 256, 512, 2048, 8192])
+def test_infinity_of_float16_stays_in_its_line(points: int) -> None:
+    """Lines beside one that is not finite are bitwise what they are without it."""
+    for shape in ((50, points), (points, 64)):
+        dim = shape.index(points)
+        x = torch.randn(shape, dtype=torch.complex64).to(torch.complex32).cuda()
+        clean = ours.fft(x, dim=dim, norm="ortho", precision="fp16", backend="kernels")
+        at = [17, 17]
+        at[dim] = points - 1
+        x[at[0], at[1]] = math.inf
+        found = ours.fft(x, dim=dim, norm="ortho", precision="fp16", backend="kernels")
+        bits, of_clean = (torch.view_as_real(y).movedim(dim, 0) for y in (found, clean))
+        assert not bits[:, 17].isfinite().any()
+        others = [line for line in range(bits.shape[1]) if line != 17]
+        assert torch.equal(bits[:, others], of_clean[:, others])
+
+
 def test_batches_larger_than_the_cache() -> None:
     x = torch.randn(700, 85, 141, device="cuda")
     found = ours.rfft2(x, backend="kernels")

@@ -16,8 +16,8 @@ from turbofno_ops.fft._plan import (
     plan_of,
     problem,
 )
-from turbofno_ops.fft._rule import DENSE
-from turbofno_ops.fft._tables import mixed_radix_table
+from turbofno_ops.fft._rule import DENSE, HALF
+from turbofno_ops.fft._tables import half_table, mixed_radix_table
 from turbofno_ops.fft._transform import (
     Transform,
     complex_of,
@@ -50,17 +50,20 @@ _Dense = tuple[int, int, int]
 """Kind, inverse and precision: what a table of the dense kernel depends on, beside the points."""
 
 
-def _key(launch: Launch) -> tuple[int, _Dense | None]:
+def _key(launch: Launch) -> tuple[str, int, _Dense | None]:
     of = launch.structure
     dense = (of.kind, of.inverse, of.precision) if launch.kernel == DENSE else None
-    return of.points, dense
+    return launch.kernel, of.points, dense
 
 
 @_tables.cached
-def table_of(points: int, dense: _Dense | None, device: torch.device) -> torch.Tensor:
-    """Return the table of the mixed-radix kernel or, with `dense`, that of the dense one."""
+def table_of(kernel: str, points: int, dense: _Dense | None, device: torch.device) -> torch.Tensor:
+    """Return the table of a kernel; only the dense one has `dense`."""
     with torch.inference_mode(False):
-        table = mixed_radix_table(points) if dense is None else dense_table(points, *dense)
+        if dense is not None:
+            table = dense_table(points, *dense)
+        else:
+            table = half_table(points) if kernel == HALF else mixed_radix_table(points)
         return table.to(device)
 
 

@@ -16,9 +16,12 @@ LEAST_VALUES = 2**21
 """From so many values on a transform called from Python takes longer on a GPU than its call on the host, which torch.fft
 does faster."""
 MIXED_RADIX, DENSE = KERNELS = ("mixed_radix_fft", "dense_dft")
+HALF = "half_fft"
+"""For float16, on tensor cores."""
 CONVOLVED = frozenset({211, 421})
 """Prime sizes that the mixed-radix kernel transforms as a convolution, whose list is in csrc/plan/fft_plan.h."""
 
+_LEAST_HALF = 128
 _LARGEST_FACTOR = 17
 """Of sizes that cuFFT transforms without a detour (Bluestein's algorithm)."""
 _LARGEST_DENSE = 224
@@ -34,14 +37,17 @@ _LARGEST_PRIME_SIZES = {"real_to_complex": 900, "complex": 700}
 """Sizes with a large prime factor up to which the kernels are faster."""
 
 
-def kernels(points: int, kind: int, *, cut: bool) -> tuple[str, ...]:
+def kernels(points: int, kind: int, *, cut: bool, in_half: bool = False) -> tuple[str, ...]:
     """Return the kernels in the order in which an axis of `points` takes them; the first that supports it runs.
 
     Args:
         points: Of the axis.
         kind: Place in `KINDS`.
         cut: True if much of the axis is not given or not kept, which costs only the dense kernel no work.
+        in_half: True if values are float16, and arrays whole words of 16 bytes.
     """
+    if in_half and KINDS[kind] == "complex" and points >= _LEAST_HALF and _is_power_of_two(points):
+        return (HALF, *KERNELS)
     if points in CONVOLVED:
         return (DENSE, MIXED_RADIX) if cut else (MIXED_RADIX, DENSE)
     to_real = KINDS[kind] == "complex_to_real"

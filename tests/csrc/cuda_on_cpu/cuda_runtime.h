@@ -296,6 +296,8 @@ inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline float __expf(float v) { return expf(v); }
+inline float __sinf(float v) { return sinf(v); }
+inline float __cosf(float v) { return cosf(v); }
 inline void sincospi(double v, double *sine, double *cosine) {
     const double r = v - 2.0 * nearbyint(0.5 * v); // exact, within -1 .. 1
     *sine = fabs(r) == 1.0 ? 0.0 : sin(M_PI * r);
