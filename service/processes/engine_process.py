@@ -56,25 +56,31 @@ class _FrontEnd:
     memory: AttachedMemory
     channel: Channel
     answers: dict[int, _Answer] = field(default_factory=dict)
+    """By the first number of each."""
     rollouts: dict[int, asyncio.Task[messages.Returned]] = field(default_factory=dict)
     writers: dict[int, Writer] = field(default_factory=dict)
 
     def send(self, message: messages.Message) -> None:
         self.channel.send(message, self.identity)
 
+    def answer(self, number: int) -> _Answer | None:
+        """The pending answer of a prediction."""
+        first = self.answers.get(number)
+        return first or next((one for one in self.answers.values() if number in one.numbers), None)
+
 
 class _Answer:
     """The outcome of a prediction, or of joined ones (pipeline/ticket.py), sent as a message."""
 
-    __slots__ = ("_front_end", "_numbers", "_sent", "_unwanted", "ticket")
+    __slots__ = ("_front_end", "_sent", "_unwanted", "numbers", "ticket")
 
     def __init__(self, front_end: _FrontEnd, numbers: range) -> None:
         """`numbers` are the ids of the joined requests, or of the one."""
-        self._front_end, self._numbers = front_end, numbers
+        self._front_end, self.numbers = front_end, numbers
         self._unwanted: set[int] = set()
         self._sent = False
         self.ticket: Ticket | None = None
-        front_end.answers.update(dict.fromkeys(numbers, self))
+        front_end.answers[numbers.start] = self
 
     def done(self) -> bool:
         return self._sent
@@ -82,17 +88,17 @@ class _Answer:
     def set_result(self, result: PredictResult) -> None:
         result.fields = NO_FIELDS
         self._end()
-        self._front_end.send(messages.Predicted(self._numbers[0], result, len(self._numbers)))
+        self._front_end.send(messages.Predicted(self.numbers.start, result, len(self.numbers)))
 
     def set_exception(self, error: ServiceError) -> None:
         self._end()
-        for number in self._numbers:
+        for number in self.numbers:
             self._front_end.send(_refused(number, error))
 
     def alone(self) -> list[_Answer]:
         self._end()
-        answers = [_Answer(self._front_end, range(n, n + 1)) for n in self._numbers]
-        for number, answer in zip(self._numbers, answers, strict=True):
+        answers = [_Answer(self._front_end, range(n, n + 1)) for n in self.numbers]
+        for number, answer in zip(self.numbers, answers, strict=True):
             if number in self._unwanted:
                 answer.set_exception(CANCELLED)
         return answers
@@ -111,14 +117,13 @@ class _Answer:
     def drop(self, number: int) -> bool:
         """Note that a request is not wanted any more. True if none is."""
         self._unwanted.add(number)
-        return len(self._unwanted) == len(self._numbers)
+        return len(self._unwanted) == len(self.numbers)
 
     def _end(self) -> None:
         self._sent = True
         # The ticket refers to this: a cycle would keep its arrays, and so a dead front end's memory.
         self.ticket = None
-        for number in self._numbers:
-            self._front_end.answers.pop(number, None)
+        del self._front_end.answers[self.numbers.start]
 
 
 class EngineServer:
@@ -214,7 +219,7 @@ class EngineServer:
                 self._start_task(front_end, message)
             case messages.Ack() if writer := front_end.writers.get(message.id):
                 writer.ack()
-            case messages.Cancel() if answer := front_end.answers.get(message.id):
+            case messages.Cancel() if answer := front_end.answer(message.id):
                 if answer.drop(message.id) and answer.ticket is not None:
                     self._engine.cancel(answer.ticket)
             case messages.Cancel() if rollout := front_end.rollouts.get(message.id):
