@@ -91,7 +91,7 @@ class _Gauge(_Cached, Gauge):
 
 
 class _Pending(Collector):
-    """Counts requests and batches many at a time: at each scrape, as the first of the registry, and every `_MOST_PENDING`."""
+    """Counts requests, batches and signals many at a time: at each scrape, as the first of the registry, and every `_MOST_PENDING`."""
 
     def __init__(self, count: Callable[[], None]) -> None:
         self._count = count
@@ -112,6 +112,8 @@ class Metrics:
         self._answered: defaultdict[tuple[str, str, str, int], list[_Answered]] = defaultdict(list)
         """By model, version, protocol and status."""
         self._ran: list[_Ran] = []
+        self._judged: defaultdict[tuple[str, str, str], list[float]] = defaultdict(list)
+        """Values of trust signals, by model, version and signal."""
         self.registry.register(_Pending(self._count_pending))
         self.requests = self._counter(
             "turbofno_requests", "Requests answered.", (*MODEL, "protocol", "code")
@@ -298,6 +300,9 @@ class Metrics:
 
     def _count_pending(self) -> None:
         self._count_answered()
+        for (model, version, signal), values in self._judged.items():
+            self._trust[signal].labels(model, version).observe(*values)
+        self._judged.clear()
         alike: defaultdict[tuple[str, str, str, str], list[_Ran]] = defaultdict(list)
         for batch in self._ran:
             alike[batch[:4]].append(batch)
@@ -335,7 +340,10 @@ class Metrics:
     def note_trust(self, model: str, version: str, trust: Mapping[str, Sequence[float]]) -> None:
         """Record the trust signals of fields."""
         for signal, values in trust.items():
-            self._trust[signal].labels(model, version).observe(*values)
+            judged = self._judged[model, version, signal]
+            judged += values
+            if len(judged) >= _MOST_PENDING:
+                self._count_pending()
 
     async def text(self) -> bytes:
         """All metrics in the text format."""

@@ -154,7 +154,7 @@ class Batcher:
             ticket.dispatched = ticket.size
         return tuple([Slice(ticket, 0, ticket.size) for ticket in tickets])
 
-    def _lanes_in_order(self) -> list[tuple[float, int, int, Flow, Bucket]]:
+    def _lanes_in_order(self) -> list[tuple[float, int, float, Flow, Bucket]]:
         """All lanes, ordered by clock, then priority, then age."""
         lanes = [
             (self._shares.clock(flow), flow.level, next(iter(lane)), flow, bucket)
@@ -176,7 +176,7 @@ class _Queue:
         """`kind` is that of its first tickets; kinds of a bucket differ by flow only."""
         self.kind = kind
         self.fields = 0
-        self.lanes: dict[Flow, OrderedDict[int, Ticket]] = {}
+        self.lanes: dict[Flow, OrderedDict[float, Ticket]] = {}
 
     def add(self, flow: Flow, tickets: Sequence[Ticket]) -> None:
         self.lanes.setdefault(flow, OrderedDict()).update([(one.order, one) for one in tickets])

@@ -91,9 +91,8 @@ class Ticket(msgspec.Struct, eq=False):
     outcome: Outcome
     """A JoinedOutcome if the request is made of several."""
     size: int
-    order: int = 0
-    """Its position in its lane: by arrival; at the end again after each batch that took a part of it. Joined requests have
-    those that follow it too."""
+    order: float = 0
+    """Its position in its lane: by arrival; at the end again after each batch that took a part of it."""
     dispatched: int = 0
     """Fields taken out of the queue so far."""
     answered: int = 0
@@ -117,8 +116,6 @@ class Ticket(msgspec.Struct, eq=False):
     def requeue(self) -> None:
         """Move behind all tickets that wait now."""
         self.order = next(_serial)
-        for _ in range(1, self.requests):
-            next(_serial)
 
     def alone(self) -> list[Ticket]:
         """A ticket for each of its requests; only itself if they are not joined."""
@@ -126,11 +123,11 @@ class Ticket(msgspec.Struct, eq=False):
             return [self]
         joined = cast("JoinedOutcome", self.outcome)
         requests, outcomes = self.request.alone(), joined.alone()
+        # In the place of this one, before the next.
+        orders = [self.order + place / self.requests for place in range(self.requests)]
         tickets = [
-            Ticket(
-                self.kind, request, self.arrival, outcome, len(request.fields), self.order + place
-            )
-            for place, (request, outcome) in enumerate(zip(requests, outcomes, strict=True))
+            Ticket(self.kind, request, self.arrival, outcome, len(request.fields), order)
+            for request, outcome, order in zip(requests, outcomes, orders, strict=True)
         ]
         joined.divided(tickets)
         return tickets

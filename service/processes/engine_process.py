@@ -9,6 +9,7 @@ import signal
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from turbofno.models.core.config import ModelConfig
@@ -56,25 +57,31 @@ class _FrontEnd:
     memory: AttachedMemory
     channel: Channel
     answers: dict[int, _Answer] = field(default_factory=dict)
+    """By the first number of each."""
     rollouts: dict[int, asyncio.Task[messages.Returned]] = field(default_factory=dict)
     writers: dict[int, Writer] = field(default_factory=dict)
 
     def send(self, message: messages.Message) -> None:
         self.channel.send(message, self.identity)
 
+    def answer(self, number: int) -> _Answer | None:
+        """The pending answer of a prediction."""
+        first = self.answers.get(number)
+        return first or next((one for one in self.answers.values() if number in one.numbers), None)
+
 
 class _Answer:
     """The outcome of a prediction, or of joined ones (pipeline/ticket.py), sent as a message."""
 
-    __slots__ = ("_front_end", "_numbers", "_sent", "_unwanted", "ticket")
+    __slots__ = ("_front_end", "_sent", "_unwanted", "numbers", "ticket")
 
     def __init__(self, front_end: _FrontEnd, numbers: range) -> None:
         """`numbers` are the ids of the joined requests, or of the one."""
-        self._front_end, self._numbers = front_end, numbers
+        self._front_end, self.numbers = front_end, numbers
         self._unwanted: set[int] = set()
         self._sent = False
         self.ticket: Ticket | None = None
-        front_end.answers.update(dict.fromkeys(numbers, self))
+        front_end.answers[numbers.start] = self
 
     def done(self) -> bool:
         return self._sent
@@ -82,17 +89,17 @@ class _Answer:
     def set_result(self, result: PredictResult) -> None:
         result.fields = NO_FIELDS
         self._end()
-        self._front_end.send(messages.Predicted(self._numbers[0], result, len(self._numbers)))
+        self._front_end.send(messages.Predicted(self.numbers.start, result, len(self.numbers)))
 
     def set_exception(self, error: ServiceError) -> None:
         self._end()
-        for number in self._numbers:
+        for number in self.numbers:
             self._front_end.send(_refused(number, error))
 
     def alone(self) -> list[_Answer]:
         self._end()
-        answers = [_Answer(self._front_end, range(n, n + 1)) for n in self._numbers]
-        for number, answer in zip(self._numbers, answers, strict=True):
+        answers = [_Answer(self._front_end, range(n, n + 1)) for n in self.numbers]
+        for number, answer in zip(self.numbers, answers, strict=True):
             if number in self._unwanted:
                 answer.set_exception(CANCELLED)
         return answers
@@ -111,14 +118,13 @@ class _Answer:
     def drop(self, number: int) -> bool:
         """Note that a request is not wanted any more. True if none is."""
         self._unwanted.add(number)
-        return len(self._unwanted) == len(self._numbers)
+        return len(self._unwanted) == len(self.numbers)
 
     def _end(self) -> None:
         self._sent = True
         # The ticket refers to this: a cycle would keep its arrays, and so a dead front end's memory.
         self.ticket = None
-        for number in self._numbers:
-            self._front_end.answers.pop(number, None)
+        del self._front_end.answers[self.numbers.start]
 
 
 class EngineServer:
@@ -140,8 +146,6 @@ class EngineServer:
         self._on_memory = on_memory
         self._capacity = capacity
         self._front_ends: dict[bytes, _FrontEnd] = {}
-        self._arrived: list[tuple[_FrontEnd, messages.Predict]] = []
-        """Predictions of this turn of the event loop, which are submitted together."""
         self._calls: set[asyncio.Task[messages.Returned]] = set()
         """Completed even if the calling front end dies."""
         self._configs: dict[str, ModelConfig] = {}
@@ -165,7 +169,6 @@ class EngineServer:
 
     def remove(self, identity: bytes) -> None:
         """Cancel the requests of a dead front end and release its memory."""
-        self._submit_arrived()
         front_end = self._front_ends.pop(identity, None)
         if front_end is not None:
             for answer in list(front_end.answers.values()):
@@ -194,19 +197,21 @@ class EngineServer:
 
     def _receive(self, sender: bytes, received: list[messages.Message]) -> None:
         front_end = self._front_ends.get(sender)
+        predictions: list[messages.Predict] = []
         for message in received:
             if isinstance(message, messages.Attach):
                 front_end = self._attach(sender, message)
             elif front_end is None:
                 continue
             elif isinstance(message, messages.Predict):
-                if not self._arrived:
-                    asyncio.get_running_loop().call_soon(self._submit_arrived)
-                self._arrived.append((front_end, message))
+                predictions.append(message)
             else:
                 # It may concern them.
-                self._submit_arrived()
+                self._submit(front_end, predictions)
+                predictions = []
                 self._handle(front_end, message)
+        if front_end is not None:
+            self._submit(front_end, predictions)
 
     def _handle(self, front_end: _FrontEnd, message: messages.Message) -> None:
         match message:
@@ -214,7 +219,7 @@ class EngineServer:
                 self._start_task(front_end, message)
             case messages.Ack() if writer := front_end.writers.get(message.id):
                 writer.ack()
-            case messages.Cancel() if answer := front_end.answers.get(message.id):
+            case messages.Cancel() if answer := front_end.answer(message.id):
                 if answer.drop(message.id) and answer.ticket is not None:
                     self._engine.cancel(answer.ticket)
             case messages.Cancel() if rollout := front_end.rollouts.get(message.id):
@@ -232,21 +237,16 @@ class EngineServer:
         front_end.send(self._queue)
         return front_end
 
-    def _submit_arrived(self) -> None:
-        arrived, self._arrived = self._arrived, []
-        if not arrived:
+    def _submit(self, front_end: _FrontEnd, predictions: Sequence[messages.Predict]) -> None:
+        if not predictions:
             return
-        block = [
-            (message.request, _Answer(front_end, _numbers(message)))
-            for front_end, message in arrived
-        ]
+        block = [(one.request, _Answer(front_end, _numbers(one))) for one in predictions]
         try:
             tickets = self._engine.submit(block)
         except Exception as error:
-            for front_end, message in arrived:
-                for number in _numbers(message):
-                    if answer := front_end.answers.get(number):
-                        answer.set_exception(_unexpected(number, front_end, error))
+            for number in chain.from_iterable(map(_numbers, predictions)):
+                if answer := front_end.answers.get(number):
+                    answer.set_exception(_unexpected(number, front_end, error))
             return
         for (_, answer), ticket in zip(block, tickets, strict=True):
             answer.expect(ticket)

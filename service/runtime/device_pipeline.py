@@ -229,9 +229,8 @@ class DevicePipeline:
         self, staging: _Staging, y: torch.Tensor, output_buffers: Sequence[Fields]
     ) -> torch.Tensor | None:
         """Enqueue the copy of the outputs: into `output_buffers` if page-locked (returns None), else into pinned memory."""
-        shapes = {buffer.shape for buffer in output_buffers}
-        fit = sum(map(len, output_buffers)) == len(y) and all(
-            shape[1:] == y.shape[1:] for shape in shapes
+        fit = sum(map(len, output_buffers)) == len(y) and (
+            {buffer.shape[1:] for buffer in output_buffers} == {tuple(y.shape[1:])}
         )
         spans = locked_spans(output_buffers) if fit else None
         if spans is not None:

@@ -10,9 +10,11 @@ import logging
 import queue
 import threading
 import weakref
+from array import array
+from bisect import bisect
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from turbofno.service.runtime.batch_copy import Spans
@@ -20,6 +22,7 @@ from turbofno.service.runtime.batch_copy import Spans
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from turbofno.service.engine.interface import Fields
@@ -62,22 +65,26 @@ def _lock(memory: NDArray[np.uint8], device: torch.device) -> None:
 
 def locked_spans(arrays: Sequence[Fields]) -> Spans | None:
     """The spans of arrays that the GPU should access directly: all are locked, contiguous and large enough; else None."""
-    regions = sorted(_regions.copy().items())
-    sizes = np.array([array.nbytes for array in arrays], np.uint64)
-    if not regions or sizes.mean() < _MIN_BYTES:
+    sizes = array("Q", [one.nbytes for one in arrays])
+    if not _regions or sum(sizes) < _MIN_BYTES * len(sizes):
         return None
-    buffers: Sequence[Any] = arrays
     try:
-        # Three times as fast as numpy's own ways to the address.
-        starts = [ctypes.addressof(ctypes.c_char.from_buffer(array)) for array in buffers]
+        addresses = array("Q", map(_address, arrays))
     except (TypeError, ValueError):
         # One is not writable, not contiguous or empty.
         return None
-    addresses = np.array(starts, np.uint64)
-    firsts, ends = np.array(regions, np.uint64).T
-    at = np.searchsorted(firsts, addresses, side="right") - 1
-    inside = (at >= 0) & (addresses + sizes <= ends[at])
-    return Spans(addresses, sizes) if inside.all() else None
+    edges = sorted(chain.from_iterable(_regions.copy().items()))
+    for start, size in zip(addresses, sizes, strict=True):
+        # Behind an odd number of edges is the inside of a region.
+        behind = bisect(edges, start)
+        if behind % 2 == 0 or start + size > edges[behind]:
+            return None
+    return Spans(addresses, sizes)
+
+
+def _address(fields: Any) -> int:
+    # Three times as fast as numpy's own ways.
+    return ctypes.addressof(ctypes.c_char.from_buffer(fields))
 
 
 def _forget(start: int, ended: queue.SimpleQueue[None]) -> None:

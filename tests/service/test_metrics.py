@@ -59,6 +59,17 @@ def test_every_metric_has_its_name_and_labels() -> None:
     assert "turbofno_requests_total" in text
 
 
+def test_trust_signals_are_counted_many_at_a_time_and_all_of_them() -> None:
+    metrics = Metrics()
+    for _ in range(7):
+        metrics.note_trust("m", "1", {"residual": [0.02] * 100})
+    assert sum(map(len, metrics._judged.values())) < 512, "memory is bounded without a scrape"
+    for count in (700, 701):
+        labels = {"model": "m", "version": "1"}
+        assert metrics.registry.get_sample_value("turbofno_residual_count", labels) == count
+        metrics.note_trust("m", "1", {"residual": [0.02]})
+
+
 def test_latency_histograms_reach_from_50_microseconds_to_10_seconds() -> None:
     metrics = Metrics()
     metrics.compute.labels("m", "1").observe(60e-6)

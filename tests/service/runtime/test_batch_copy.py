@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,8 +51,7 @@ class BatchDriver(Driver):
 
 def spans(arrays: list[np.ndarray]) -> Spans:
     return Spans(
-        np.array([one.ctypes.data for one in arrays], np.uint64),
-        np.array([one.nbytes for one in arrays], np.uint64),
+        array("Q", [one.ctypes.data for one in arrays]), array("Q", [one.nbytes for one in arrays])
     )
 
 

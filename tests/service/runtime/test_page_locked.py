@@ -60,6 +60,19 @@ def test_zero_copy_needs_large_and_completely_locked_arrays(memory: np.ndarray) 
     assert locked_spans([fields(memory, i * 8192, (i + 1) * 8192) for i in range(16)]) is None
 
 
+def test_zero_copy_needs_arrays_in_one_region(
+    memory: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = memory.ctypes.data
+    border = start + 2 * MIB
+    monkeypatch.setattr(page_locked, "_regions", {border: border + MIB, start: border})
+    inside = [fields(memory, 0, 2 * MIB), fields(memory, 2 * MIB, 3 * MIB)]
+    spans = locked_spans(inside)
+    assert spans is not None
+    assert spans.addresses.tolist() == [start, border]
+    assert locked_spans([fields(memory, MIB, 3 * MIB)]) is None, "each is locked by itself"
+
+
 class Placing:
     """Doubles its input, into the output buffers if given; the batch then fails on values that are not finite."""
 
