@@ -305,8 +305,11 @@ typedef enum {
 
 /* Discrete Fourier transforms of many lines along one axis, full or truncated. Line (o, i) of outer x inner lines; value p
  * of it is at o * outer stride + i * inner stride + p * point stride, in values (real or complex) of its array.
- * float32, or with TURBOFNO_FP16 float16. Arithmetic is in float32; turbofno_half_fft multiplies float16 values, and takes
- * arrays and strides of whole words of 16 bytes.
+ * float32, or with TURBOFNO_FP16 float16. Arithmetic is in float32.
+ *
+ * turbofno_half_fft multiplies float16 values. It takes whole complex lines of a power of two in 128 .. 16384 whose points are
+ * next to each other, or to 512 points 16 lines, in the result or on both sides. Its arrays begin at multiples of 16 bytes, which
+ * turbofno_half_fft_unsupported does not see; all strides but those of neighbours are multiples of four values.
  *
  * Of the input `in_head` values are given, the line's first, and `in_tail`, its last; all between them are zero and are not
  * stored: the first value of the tail is next to the last of the head. Of the result the `out_head` first and the `out_tail`

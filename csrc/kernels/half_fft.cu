@@ -9,17 +9,17 @@ namespace {
 
 using Kernel = void (*)(HalfFftArguments);
 
-template <int POINTS> Kernel columns(const HalfFftPlan &p, bool twiddled) {
-    if (p.way == kRowsToColumns) return transform_columns<POINTS, true, false>;
+template <int POINTS> Kernel short_lines(const HalfFftPlan &p, bool twiddled) {
+    if (p.arranged == kRows) return transform_rows_of_warps<POINTS>;
+    if (p.arranged == kRowsToColumns) return transform_columns<POINTS, true, false>;
     return twiddled ? Kernel(transform_columns<POINTS, false, true>) : Kernel(transform_columns<POINTS, false, false>);
 }
 
 Kernel kernel_for(const HalfFftPlan &p, int points, bool twiddled) {
-    const bool rows = p.way == kWarpRows;
     switch (points) {
-    case 128: return rows ? Kernel(transform_rows_of_warps<128>) : columns<128>(p, twiddled);
-    case 256: return rows ? Kernel(transform_rows_of_warps<256>) : columns<256>(p, twiddled);
-    case 512: return rows ? Kernel(transform_rows_of_warps<512>) : columns<512>(p, twiddled);
+    case 128: return short_lines<128>(p, twiddled);
+    case 256: return short_lines<256>(p, twiddled);
+    case 512: return short_lines<512>(p, twiddled);
     case 1024: return transform_rows_of_warps<1024>;
     case 2048: return transform_rows_of_warps<2048>;
     case 4096: return p.groups == 2 ? Kernel(transform_rows_of_groups<4096, 2>) : Kernel(transform_rows_of_groups<4096, 1>);
@@ -28,7 +28,7 @@ Kernel kernel_for(const HalfFftPlan &p, int points, bool twiddled) {
     }
 }
 
-bool whole_words(const void *pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+bool on_word(const void *pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
 } // namespace
 } // namespace turbofno
@@ -38,7 +38,7 @@ extern "C" turbofno_status turbofno_half_fft(const turbofno_fft *fft, CUstream_s
     HalfFftPlan p;
     if (prepare(*fft, p) != nullptr) return TURBOFNO_UNSUPPORTED;
     if (fft->input == nullptr || fft->out == nullptr || fft->table == nullptr) return TURBOFNO_NULL_POINTER;
-    if (!whole_words(fft->input) || !whole_words(fft->out)) return TURBOFNO_UNSUPPORTED;
+    if (!on_word(fft->input) || !on_word(fft->out) || !on_word(fft->table)) return TURBOFNO_UNSUPPORTED;
     HalfFftArguments a{};
     a.in = static_cast<const uint32_t *>(fft->input);
     a.out = static_cast<uint32_t *>(fft->out);

@@ -27,7 +27,7 @@ struct Lane {
     __device__ __forceinline__ Lane() : g(int(threadIdx.x % 32) / 4), t(int(threadIdx.x) % 4) {}
 };
 
-constexpr int kMatrices = 128; // words of the table before the matrices
+constexpr int kTileWords = kTileBytes / 16;
 
 // Offset of a line.
 __device__ __forceinline__ int64_t line_offset(const HalfFftArguments &a, int64_t line, int64_t outer, int64_t inner) {
@@ -42,7 +42,7 @@ __device__ __forceinline__ void transform_tiles(const HalfTile<POINTS> &tile, fl
 #pragma unroll
     for (int j = 0; j < TILES; ++j) {
         RootMatrix roots[2];
-        load_matrices(roots, table + kMatrices, j);
+        load_matrices(roots, table + kTileWords, j);
         tile.transform(z[j], values[j], roots);
     }
 #pragma unroll

@@ -61,6 +61,7 @@ __global__ void __launch_bounds__(kColumnThreads, column_blocks(POINTS)) transfo
     const unsigned o = a.by_inner(blockIdx.x), i0 = (blockIdx.x - o * a.by_inner.by) * kHalfColumns;
     const uint32_t *const in = a.in + o * a.in_outer + i0 * a.in_inner;
     uint32_t *const out = a.out + o * a.out_outer + i0 * a.out_inner;
+    const HalfTile<POINTS> tile(a.table, a.shares[0], a.inverse);
     pdl_wait();
     if constexpr (!FROM_ROWS) {
 #pragma unroll
@@ -75,13 +76,13 @@ __global__ void __launch_bounds__(kColumnThreads, column_blocks(POINTS)) transfo
         const int result = n < 3 ? n + 1 : 128 * (n - 2);
         if (n < kColumnRoots) roots[column][n] = root_of_turns(a.turns * float((i0 + column) * result));
     }
-    const HalfTile<POINTS> tile(a.table, a.shares[0], a.inverse);
-    wait_copies<0>();
-    __syncthreads();
-
     uint32_t v[4 / together][tiles][2][4];
-    if constexpr (!FROM_ROWS) read_columns<POINTS>(v, shared, warp);
-    __syncwarp();
+    if constexpr (!FROM_ROWS) {
+        wait_copies<0>();
+        __syncthreads();
+        read_columns<POINTS>(v, shared, warp);
+        __syncwarp();
+    }
     uint32_t results[tiles][halves][4][4]; // [..][i][line]
 #pragma unroll
     for (int l = 0; l < 4; l += together) {

@@ -36,7 +36,7 @@ __device__ __forceinline__ void load_row(uint32_t (&v)[TILES][2][4], const uint3
 #pragma unroll
                 for (int j = 0; j < TILES; j += 4) { // each half of a sector stays in L1 for the other
                     const uint32_t *from = first + TILES * (16 * a + 8 * f + lane.g) + j;
-                    const uint4 x = __ldg(reinterpret_cast<const uint4 *>(from));
+                    const uint4 x = *reinterpret_cast<const uint4 *>(from);
                     v[j][f][i] = x.x, v[j + 1][f][i] = x.y, v[j + 2][f][i] = x.z, v[j + 3][f][i] = x.w;
                 }
             }
@@ -52,8 +52,9 @@ template <int POINTS>
 __global__ void __launch_bounds__(kRowThreads, row_blocks(POINTS)) transform_rows_of_warps(const __grid_constant__ HalfFftArguments a) {
     constexpr int tiles = tiles_of_line(POINTS), together = lines_at_once(POINTS);
     const int64_t line = (int64_t(blockIdx.x) * (kRowThreads / 32) + threadIdx.x / 32) * together;
+    const HalfTile<POINTS> tile(a.table, a.shares[0], a.inverse);
+    pdl_wait();
     if (line < a.lines) {
-        const HalfTile<POINTS> tile(a.table, a.shares[0], a.inverse);
         const bool pair = together == 2 && line + 1 < a.lines;
         const uint32_t *in[2];
         uint32_t *out[2];
@@ -62,7 +63,6 @@ __global__ void __launch_bounds__(kRowThreads, row_blocks(POINTS)) transform_row
             in[l] = a.in + line_offset(a, line + (l == 1 && pair), a.in_outer, a.in_inner);
             out[l] = a.out + line_offset(a, line + (l == 1 && pair), a.out_outer, a.out_inner);
         }
-        pdl_wait();
         uint32_t v[tiles][2][4];
         float2 z[tiles][2][4];
         load_row<POINTS>(v, in[0], in[1]);
@@ -98,7 +98,7 @@ template <int POINTS, int GROUPS> struct RowGroup {
 
     __device__ RowGroup(const HalfFftArguments &arguments, uint4 *shared)
         : a(arguments), group(int(threadIdx.x) / kThreads), thread(int(threadIdx.x) % kThreads), warp(thread / 32), matrices(shared),
-          buffers(shared + kTiles * (kMatrixBytes / 16) + group * kBuffers * kWords) {}
+          buffers(shared + kTiles * kTileWords + group * kBuffers * kWords) {}
 
     __device__ __forceinline__ void sync() const {
         asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(kThreads) : "memory");
@@ -107,8 +107,8 @@ template <int POINTS, int GROUPS> struct RowGroup {
     // Copies the matrices, the second of each tile times its product's share of the factor.
     __device__ void copy_matrices() const {
         const __half2 share = __float2half2_rn(a.shares[1]);
-        for (int n = threadIdx.x; n < kTiles * kMatrixBytes / 16; n += kThreads * GROUPS) {
-            uint4 words = a.table[kMatrices + n];
+        for (int n = threadIdx.x; n < kTiles * kTileWords; n += kThreads * GROUPS) {
+            uint4 words = a.table[kTileWords + n];
             if (n / 64 % 2 == 1) words = {scaled(words.x, share), scaled(words.y, share), scaled(words.z, share), scaled(words.w, share)};
             matrices[n] = words;
         }

@@ -16,7 +16,7 @@
 
 namespace turbofno {
 
-using HalfProduct = PrecisionTf32; // whose mma multiplies float16 values
+using Float16Product = PrecisionTf32; // whose operands are float16, too
 
 // Real and imaginary parts of 16 x 16 roots.
 struct RootMatrix {
@@ -34,10 +34,10 @@ __device__ __forceinline__ uint32_t half_pair(float2 z) { return word(__floats2h
 // Adds a complex product: real and imaginary parts of 16 terms of 8 columns.
 __device__ __forceinline__ void add_product(float (&real)[4], float (&imag)[4], const RootMatrix &roots, const uint32_t (&r)[2],
                                             const uint32_t (&i)[2]) {
-    mma<HalfProduct>(real, roots.real, r[0], r[1]);
-    mma<HalfProduct>(imag, roots.real, i[0], i[1]);
-    mma<HalfProduct>(real, roots.imag, negative(i[0]), negative(i[1]));
-    mma<HalfProduct>(imag, roots.imag, r[0], r[1]);
+    mma<Float16Product>(real, roots.real, r[0], r[1]);
+    mma<Float16Product>(imag, roots.real, i[0], i[1]);
+    mma<Float16Product>(real, roots.imag, negative(i[0]), negative(i[1]));
+    mma<Float16Product>(imag, roots.imag, r[0], r[1]);
 }
 
 // A line of POINTS has tiles: tile j has the points that are j modulo their number. Its result k is multiplied by

@@ -1,4 +1,4 @@
-// Discrete Fourier transforms of 2 to 17 complex numbers in the registers of a thread, sign -1.
+// Discrete Fourier transforms of few complex numbers in the registers of a thread, sign -1.
 //
 // Composite sizes are two steps of smaller ones: coprime factors without twiddles (Good and Thomas), others with constant
 // ones (Cooley and Tukey). A prime size adds and subtracts x[m] and x[R - m]: real cosine sums of the former and sine sums

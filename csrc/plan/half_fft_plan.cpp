@@ -18,29 +18,26 @@ bool whole_words(const turbofno_fft &fft, const Side &s, bool rows) {
     return (fft.outer == 1 || s.outer % 4 == 0) && (rows ? inner : s.point % 4 == 0);
 }
 
-// The part of a factor that a sum of 2^bits of 2^all values takes, a power of two: so the sums are about as large as the values.
-float share(float factor, int bits, int all) {
-    return factor > 0 ? std::exp2(std::round(std::log2(factor) * float(bits) / float(all))) : 1.0f;
-}
+// The part of a factor that a sum takes: all of it, rounded down to a power of two, but not less than `least`.
+float share(float factor, float least) { return std::max(least, std::exp2(std::floor(std::log2(std::fabs(factor))))); }
 
+// No sum overflows float16 unless results do: with the whole factor it is no larger than the largest result, with the least
+// shares it is within float16 for all values.
 void share_factor(const turbofno_fft &fft, HalfFftPlan &p) {
-    int bits = 0;
-    while (1 << bits < fft.points) ++bits;
-    p.shares[0] = share(fft.scale, 4, bits);
-    p.shares[1] = share(fft.scale, std::min(4, bits - 4), bits);
+    p.shares[0] = share(fft.scale, 1.0f / 32); // the largest values are complex: 1.41 times float16's largest
+    p.shares[1] = share(fft.scale / p.shares[0], 1.0f / 16);
     p.shares[2] = fft.scale / (p.shares[0] * p.shares[1]);
 }
 
 const char *lay_out_rows(const turbofno_fft &fft, HalfFftPlan &p) {
+    p.arranged = kRows;
     p.by_inner = quotient(unsigned(fft.inner));
     if (fft.points <= kMaxWarpPoints) {
-        p.way = kWarpRows;
         p.threads = kRowThreads;
         p.blocks = ceil_div(p.lines, int64_t(kRowThreads / 32 * lines_at_once(fft.points)));
         return nullptr;
     }
-    p.way = kBlockRows;
-    const int matrices = tiles_of_line(fft.points) * kMatrixBytes;
+    const int matrices = tiles_of_line(fft.points) * kTileBytes;
     const int group_bytes = group_buffers(fft.points) * fft.points * 4;
     p.groups = group_threads(fft.points) == 256 && matrices + 2 * group_bytes <= fft.shared_bytes ? 2 : 1;
     p.shared_bytes = matrices + p.groups * group_bytes;
@@ -53,10 +50,11 @@ const char *lay_out_rows(const turbofno_fft &fft, HalfFftPlan &p) {
 const char *lay_out_columns(const turbofno_fft &fft, bool from_rows, HalfFftPlan &p) {
     if (fft.points > kMaxColumnPoints) return "lines next to each other are longer than 512 points";
     if (fft.inner % kHalfColumns != 0) return "lines next to each other are not a multiple of 16";
-    p.way = from_rows ? kRowsToColumns : kColumns;
+    p.arranged = from_rows ? kRowsToColumns : kColumns;
     p.by_inner = quotient(unsigned(fft.inner / kHalfColumns));
     p.threads = kColumnThreads;
     p.shared_bytes = kHalfColumns * (fft.points * 4 + (fft.twiddle_points != 0 ? kColumnRoots * 8 : 0));
+    if (p.shared_bytes > fft.shared_bytes) return "the lines of a block do not fit in shared memory";
     p.blocks = p.lines / kHalfColumns;
     return nullptr;
 }
@@ -69,7 +67,8 @@ const char *prepare(const turbofno_fft &fft, HalfFftPlan &p) {
     const bool power = fft.points >= kMinHalfPoints && fft.points <= kMaxHalfPoints && (fft.points & (fft.points - 1)) == 0;
     if (!power) return "the size is no power of two in 128 .. 16384";
     if (fft.outer < 1 || fft.inner < 1 || fft.outer > kMaxLines / fft.inner) return "the lines are not in 1 .. 2^31 - 1";
-    if (fft.in_head + fft.in_tail != fft.points || fft.out_head + fft.out_tail != fft.points) {
+    const bool tails = fft.in_tail >= 0 && fft.in_tail <= fft.points && fft.out_tail >= 0 && fft.out_tail <= fft.points;
+    if (!tails || fft.in_head + fft.in_tail != fft.points || fft.out_head + fft.out_tail != fft.points) {
         return "values are not given or not kept";
     }
     p = {};

@@ -84,7 +84,9 @@ FFT_SHAPES: tuple[tuple[str, str, tuple[int, ...], tuple[int, ...] | None], ...]
     ("rfft", "fp32", (3, 1000), (64,)),
     ("fft", "fp32", (1, 2018), None),
     *(("fft", "fp16", (5, 2**k), None) for k in range(7, 14)),
-    ("fft", "fp16", (1, 2**14), None),
+    # more lines than the groups of an H200 transform at once
+    *(("fft", "fp16", (270, 2**k), None) for k in (12, 13)),
+    ("fft", "fp16", (140, 2**14), None),
     ("fft", "fp16", (1, 2**15), None),
     *(("fft2", "fp16", (1, rows, 128), None) for rows in (128, 256, 512)),
     *(("rfft2", p, (3, 20, 31), None) for p in FFT_PRECISIONS),

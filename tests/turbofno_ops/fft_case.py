@@ -114,9 +114,11 @@ def transform(
     *,
     kernel: str = MIXED_RADIX,
     size: float = 1.0,
+    values: np.ndarray | None = None,
     shared_bytes: int = 227 * 1024,
+    multiprocessors: int = 132,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Run a case of values of a size on a kernel. Return input and result [outer, inner, point] in double precision.
+    """Run a case on a kernel, of drawn values of a size or of complex ones for every line. Return input and result [outer, inner, point] in double precision.
 
     Places of the input that do not belong to it are NaN; those of the output must not be written.
     """
@@ -133,7 +135,10 @@ def transform(
         steps.append(step)
         shapes.append(shape)
     given = view(arrays[0], steps[0], shapes[0])
-    given[...] = size * draw.standard_normal(given.shape)
+    if values is None:
+        given[...] = size * draw.standard_normal(given.shape)
+    else:
+        given[...] = np.stack([values.real, values.imag], -1)
     if spoilt is not None:
         given[spoilt][draw.integers(shapes[0][2])] = np.inf
     untouched = arrays[1].copy()
@@ -142,7 +147,7 @@ def transform(
     fft = _native.Fft(
         outer=case.outer, inner=case.inner, twiddle_points=case.twiddle_points, points=case.points,
         in_head=case.given[0], in_tail=case.given[1], out_head=case.kept[0], out_tail=case.kept[1],
-        kind=case.kind, inverse=case.inverse, precision=FP16 if case.half else 0, multiprocessors=132,
+        kind=case.kind, inverse=case.inverse, precision=FP16 if case.half else 0, multiprocessors=multiprocessors,
         shared_bytes=shared_bytes, scale=case.scale,
         in_outer=steps[0]["o"], in_inner=steps[0]["i"], in_point=steps[0]["p"],
         out_outer=steps[1]["o"], out_inner=steps[1]["i"], out_point=steps[1]["p"],

@@ -477,12 +477,29 @@ def test_float16_arrays_that_are_no_whole_words_take_another_kernel(emulated: Ke
     x = torch.randn(2, 3, 256, dtype=torch.complex64).to(torch.complex32)
     emulated.memory = fft_contract.Memory()
     shifted = x.flatten()[1:513].view(2, 256)
-    for given in (shifted, x.transpose(0, 1)[..., :128].contiguous()[..., 1:]):
+    apart = torch.randn(400_000, dtype=torch.complex64).to(torch.complex32)
+    several = apart.as_strided(
+        (3, 2, 2, 256), (100_002, 10_000, 1600, 1)
+    )  # some begin between words
+    for given in (shifted, several):
         emulated.launched.clear()
         found = ours.fft(given, norm="ortho", backend="kernels", precision="fp16")
+        assert emulated.launched
         assert HALF not in [name for name, _ in emulated.launched]
         expected = np.fft.fft(given.to(torch.complex128).numpy(), norm="ortho")
         assert relative_error(found.to(torch.complex64), expected) < 1e-3
+
+
+def test_a_float16_result_that_begins_between_words_takes_another_kernel(
+    emulated: Kernels,
+) -> None:
+    x = torch.randn(2, 256, dtype=torch.complex64).to(torch.complex32)
+    transform = Transform("complex", False, (Axis(1, 256, 256, 0, 256, 0),), "root")
+    out = torch.zeros(513, dtype=torch.complex32)[1:].view(2, 256)
+    _kernels.run(x, transform, out)
+    assert [name for name, _ in emulated.launched] == [MIXED_RADIX]
+    expected = np.fft.fft(x.to(torch.complex128).numpy(), norm="ortho")
+    assert relative_error(out.to(torch.complex64), expected) < 1e-3
 
 
 def served(rng: random.Random) -> int:

@@ -60,9 +60,10 @@ def test_rows_to_columns(library: ctypes.CDLL, points: int) -> None:
 @pytest.mark.parametrize("inverse", [0, 1])
 @pytest.mark.parametrize("points", COLUMNS)
 def test_twiddles(library: ctypes.CDLL, points: int, inverse: int) -> None:
-    case = Case(points, inverse=inverse, outer=1, inner=128, in_order="opi", out_order="opi")
-    case.twiddle_points = 128 * points
-    check(library, case)
+    for outer, inner in ((3, 16), (2, 128), (1, 1024)):
+        case = Case(points, inverse=inverse, outer=outer, inner=inner, in_order="opi")
+        case.out_order, case.twiddle_points = "opi", inner * points
+        check(library, case)
 
 
 @pytest.mark.parametrize(("points", "kilobytes"), [(4096, 80), (8192, 163)])
@@ -109,13 +110,36 @@ def test_an_infinite_value_spoils_its_line_only(
 
 
 @pytest.mark.parametrize("points", SIZES)
-def test_no_value_between_overflows_or_vanishes(library: ctypes.CDLL, points: int) -> None:
-    """Of an inverse with its factor: the sums alone would exceed float16, and the factor at once would lose small values."""
-    for size in (1e4, 1e-3):
-        case = Case(points, inverse=1, outer=2, inner=1, scale=1 / points, half=True)
-        x, got = transform(library, case, generator(), kernel=HALF, size=size)
-        smallest = 2.0**-25 / np.abs(expected(case, x)).mean()  # float16 has no smaller steps
-        assert error(got, expected(case, x)) < BOUND + smallest
+def test_small_values_keep_their_digits(library: ctypes.CDLL, points: int) -> None:
+    """The factor of an inverse at once would lose them between the products."""
+    case = Case(points, inverse=1, outer=2, inner=1, scale=1 / points, half=True)
+    x, got = transform(library, case, generator(), kernel=HALF, size=1e-3)
+    steps = 2.0**-25 / np.abs(expected(case, x)).mean()  # half of float16's smallest
+    assert error(got, expected(case, x)) < BOUND + steps
+
+
+@pytest.mark.parametrize("points", SIZES)
+def test_nothing_between_overflows_unless_results_do(library: ctypes.CDLL, points: int) -> None:
+    """Values that all sums of a product add, in phase at a frequency, and whose results are far from float16's largest."""
+    turns = np.exp(2j * np.pi * np.arange(points) / points)
+    for scale in (points**-0.5, 1 / points, -1 / points):
+        for step, frequency in ((points // 16, 1), (points // 16, 0), (points // 256 or 1, 3)):
+            values = np.zeros(points, complex)
+            values[::step] = (
+                30000 * (1 + 1j) * turns[(np.arange(0, points, step) * frequency) % points]
+            )
+            case = Case(points, outer=1, inner=1, scale=scale, half=True)
+            truth = expected(case, values[None, None])
+            case.scale *= min(1.0, 3e4 / np.abs(truth).max())
+            x, got = transform(library, case, generator(), kernel=HALF, values=values)
+            assert error(got, expected(case, x)) < BOUND, (scale, step, frequency)
+
+
+@pytest.mark.parametrize("points", [4096, 8192, 16384])
+def test_groups_that_transform_several_lines(library: ctypes.CDLL, points: int) -> None:
+    case = Case(points, outer=7, inner=1, half=True)
+    x, got = transform(library, case, generator(), kernel=HALF, multiprocessors=1)
+    assert error(got, expected(case, x)) < BOUND
 
 
 def described(points: int, **changes: int) -> _native.Fft:
@@ -143,6 +167,9 @@ COLUMNS_OF_16 = {"in_inner": 1, "in_point": 16, "out_inner": 1, "out_point": 16}
         ({"in_head": 255}, b"values are not given or not kept"),
         ({"out_head": 200, "out_tail": 55}, b"values are not given or not kept"),
         ({"in_inner": 258}, b"strides are no multiples of four values"),
+        ({"outer": 2, "out_outer": 4098}, b"strides are no multiples of four values"),
+        ({"in_head": -1, "in_tail": 257}, b"values are not given or not kept"),
+        ({**COLUMNS_OF_16, "shared_bytes": 8192}, b"the lines of a block do not fit in shared memory"),
         ({"twiddle_points": 4096}, b"only lines next to each other take twiddles"),
         ({"in_point": 4, "in_inner": 1024}, b"neither points nor lines are next to each other"),
         ({**COLUMNS_OF_16, "inner": 12}, b"lines next to each other are not a multiple of 16"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -24,7 +24,7 @@ INPUT, RESULT, FIRST_TEMPORARY = 0, 1, 2
 _MOST_LOOPS = 64
 """Launches for lines at more than two strides; above, the input is copied."""
 _MOST_CHECKED = 4096
-_WORD = 16  # bytes
+_WORD_BYTES, _WORD_VALUES = 16, 4  # complex float16 values
 _PRECISIONS = {torch.float32: 0, torch.float16: 3}  # turbofno_precision
 
 
@@ -83,7 +83,7 @@ class Plan:
 class Problem(NamedTuple):
     """The cache key of a plan. A result without strides is new, in the order of memory of the input.
 
-    With `whole_words`, both begin at a multiple of 16 bytes.
+    With `on_words`, both begin at multiples of 16 bytes, the words of half_fft.
     """
 
     transform: Transform
@@ -91,7 +91,7 @@ class Problem(NamedTuple):
     strides: tuple[int, ...]
     order: tuple[int, ...]
     result_strides: tuple[int, ...] | None
-    whole_words: bool
+    on_words: bool
     precision: int
     multiprocessors: int
     shared_bytes: int
@@ -114,36 +114,6 @@ class _Group(NamedTuple):
     target: int
 
 
-class _Lines(NamedTuple):
-    """The lines of an axis: a launch for each index of `others`. `refused`: the reason why no kernel takes them."""
-
-    structure: Fft
-    others: list[_Group]
-    source: Field
-    target: Field
-    kernel: str
-    refused: str | None
-
-    def launches(self) -> Iterator[Launch]:
-        """Yield the launches. Raises _Refused."""
-        if self.refused is not None:
-            raise _Refused(self.refused)
-        for index in itertools.product(*(range(group.lines) for group in self.others)):
-            steps = list(zip(index, self.others, strict=True))
-            yield Launch(
-                self.kernel,
-                self.structure,
-                (
-                    self.source.buffer,
-                    self.source.offset + sum(i * group.source for i, group in steps),
-                ),
-                (
-                    self.target.buffer,
-                    self.target.offset + sum(i * group.target for i, group in steps),
-                ),
-            )
-
-
 def problem(x: torch.Tensor, transform: Transform, out: torch.Tensor | None = None) -> Problem:
     """Return what the plan of a transform of x, into `out` if given, depends on."""
     limits = device_limits(x.device) if x.is_cuda else A100
@@ -153,7 +123,7 @@ def problem(x: torch.Tensor, transform: Transform, out: torch.Tensor | None = No
         tuple(x.stride()),
         tuple(memory_order(x)),
         None if out is None else tuple(out.stride()),
-        all(t.data_ptr() % _WORD == 0 for t in (x, out) if t is not None),
+        all(t.data_ptr() % _WORD_BYTES == 0 for t in (x, out) if t is not None),
         _PRECISIONS[real_of(x.dtype)],
         limits.multiprocessors,
         limits.shared_bytes,
@@ -243,11 +213,16 @@ class _Builder:
             after[axis.dim] = axis.kept
             last = at == len(self._passes) - 1
             to = target if last else self._temporary(after, source)
-            lines = self._lines(shape, axis, kind, source, to, last=last)
-            if lines.refused is not None and self._is_long(axis, kind):
-                yield from self._in_two_steps(shape, axis, source, to, last=last)
-            else:
-                yield from lines.launches()
+            try:
+                scale = self._scale(axis.points, last=last)
+                steps: Iterable[Step] = list(
+                    self._launches(shape, axis, kind, source, to, scale=scale)
+                )
+            except _Refused:
+                if not self._is_long(axis, kind):
+                    raise
+                steps = self._in_two_steps(shape, axis, source, to, last=last)
+            yield from steps
             shape, source = after, to
 
     def _temporary(self, shape: Sequence[int], *others: Field) -> Field:
@@ -268,9 +243,9 @@ class _Builder:
         return self._transform.scale(self._transform.total) if last else 1.0
 
     def _is_long(self, axis: Axis, kind: str) -> bool:
-        """Return True if the axis needs two steps, as lines at any distances. Raises _Refused if it cannot have them."""
+        """Return True if the axis needs two steps where its lines are at any distances. Raises _Refused if it cannot have them."""
         structure = self._structure(axis, kind)
-        reason = _kernel(structure, whole_words=False)[1]
+        reason = _kernel(structure, on_words=False)[1]
         if reason is None:
             return False
         if kind != "complex":
@@ -284,7 +259,7 @@ class _Builder:
         structure.kind, structure.inverse = KINDS.index(kind), self._transform.inverse
         return structure
 
-    def _lines(
+    def _launches(
         self,
         shape: Sequence[int],
         axis: Axis,
@@ -292,40 +267,45 @@ class _Builder:
         source: Field,
         target: Field,
         *,
-        last: bool,
-    ) -> _Lines:
-        """Return the lines of one axis, at two strides in a launch."""
+        scale: float,
+    ) -> Iterator[Launch]:
+        """Yield the launches of one axis: all lines, at two strides each."""
         structure = self._structure(axis, kind)
         structure.in_point, structure.out_point = source.strides[axis.dim], target.strides[axis.dim]
-        structure.scale = self._scale(axis.points, last=last)
+        structure.scale = scale
         groups = _groups(shape, source.strides, target.strides, axis.dim)
         neighbours = _Group(1, 1, 1)
         if (groups and groups[-1].source < structure.in_point) or len(groups) > 1:
             neighbours = groups.pop()
-        return self._arranged(structure, groups, neighbours, source, target)
+        yield from self._looped(structure, groups, neighbours, source, target)
 
-    def _arranged(
+    def _looped(
         self,
         structure: Fft,
         groups: list[_Group],
         neighbours: _Group,
         source: Field,
         target: Field,
-    ) -> _Lines:
-        """Return lines with `neighbours` as inner and the largest group as outer lines of a launch."""
+    ) -> Iterator[Launch]:
+        """Yield launches with `neighbours` as inner lines, the largest group as outer lines, and one for each other line."""
         outer = max(groups, default=_Group(1, 1, 1))
         others = [group for group in groups if group is not outer]
         structure.outer, structure.in_outer, structure.out_outer = outer
         structure.inner, structure.in_inner, structure.out_inner = neighbours
-        values = _WORD // 4  # float16 ones: no kernel needs words of float32 ones
-        begins = (
-            source.offset,
-            target.offset,
-            *(g.source for g in others),
-            *(g.target for g in others),
-        )
-        words = self._of.whole_words and all(at % values == 0 for at in begins)
-        return _Lines(structure, others, source, target, *_kernel(structure, whole_words=words))
+        begins = [source.offset, target.offset]
+        begins += [stride for group in others for stride in (group.source, group.target)]
+        on_words = self._of.on_words and all(at % _WORD_VALUES == 0 for at in begins)
+        kernel, reason = _kernel(structure, on_words=on_words)
+        if reason is not None:
+            raise _Refused(reason)
+        for index in itertools.product(*(range(group.lines) for group in others)):
+            steps = list(zip(index, others, strict=True))
+            yield Launch(
+                kernel,
+                structure,
+                (source.buffer, source.offset + sum(i * group.source for i, group in steps)),
+                (target.buffer, target.offset + sum(i * group.target for i, group in steps)),
+            )
 
     def _in_two_steps(
         self, shape: list[int], axis: Axis, source: Field, target: Field, *, last: bool
@@ -403,7 +383,7 @@ class _Builder:
         structure.in_point, structure.out_point = in_point, out_point
         structure.twiddle_points, structure.scale = twiddle_points, scale
         groups = _groups(shape, given.strides, result.strides, axis.dim)
-        yield from self._arranged(structure, groups, inner, given, result).launches()
+        yield from self._looped(structure, groups, inner, given, result)
 
 
 def _copies(
@@ -488,7 +468,7 @@ def _split(
         second, rest = divmod(points, first)
         factors = (Axis(0, factor, factor, 0, factor, 0) for factor in (first, second))
         if rest == 0 and all(
-            _kernel(_line(axis, precision, multiprocessors, shared_bytes), whole_words=False)[1]
+            _kernel(_line(axis, precision, multiprocessors, shared_bytes), on_words=False)[1]
             is None
             for axis in factors
         ):
@@ -515,10 +495,10 @@ def _line(axis: Axis, precision: int, multiprocessors: int, shared_bytes: int) -
     )
 
 
-def _kernel(structure: Fft, *, whole_words: bool) -> tuple[str, str | None]:
+def _kernel(structure: Fft, *, on_words: bool) -> tuple[str, str | None]:
     """Return the kernel of a launch, and the reason why it does not run, if none does.
 
-    With `whole_words`, the arrays of every launch begin at multiples of 16 bytes.
+    With `on_words`, the arrays of every launch begin at multiples of 16 bytes.
     """
     reasons = []
     given = structure.in_head + structure.in_tail
@@ -527,7 +507,7 @@ def _kernel(structure: Fft, *, whole_words: bool) -> tuple[str, str | None]:
         structure.points,
         structure.kind,
         cut=is_cut(structure.points, given, kept),
-        in_half=whole_words and structure.precision == _PRECISIONS[torch.float16],
+        in_half=on_words and structure.precision == _PRECISIONS[torch.float16],
     )
     for name in names:
         reason = _native.refusal(f"{name}_unsupported", structure)

@@ -44,7 +44,7 @@ def kernels(points: int, kind: int, *, cut: bool, in_half: bool = False) -> tupl
         points: Of the axis.
         kind: Place in `KINDS`.
         cut: True if much of the axis is not given or not kept, which costs only the dense kernel no work.
-        in_half: True if values are float16, and arrays whole words of 16 bytes.
+        in_half: True if values are float16, and arrays begin at multiples of 16 bytes.
     """
     if in_half and KINDS[kind] == "complex" and points >= _LEAST_HALF and _is_power_of_two(points):
         return (HALF, *KERNELS)

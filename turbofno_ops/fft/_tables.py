@@ -59,42 +59,38 @@ def half_table(points: int) -> torch.Tensor:
         and p, then those of b and q, times the factors of tile and q; as the lanes of a warp have them.
     """
     tiles = max(1, points // 256)
-    lane = torch.arange(32)[:, None]
-    g, t = lane // 4, lane % 4
-    pair = torch.arange(2)
+    lane = torch.arange(32).view(-1, 1, 1)
+    g, t, pair = lane // 4, lane % 4, torch.arange(2)
 
-    def low_digit(column: torch.Tensor, fragment: int) -> torch.Tensor:
+    def low_digit(column: torch.Tensor, fragment: torch.Tensor) -> torch.Tensor:
         if points == 128:
-            return column
+            return column + 0 * fragment  # each fragment has a line of its own
         return 2 * column + fragment if points <= 512 else 8 * fragment + column
 
-    # of sums as the first product leaves them: rows g and g + 8, columns 2 t and 2 t + 1 of two fragments
-    sums = [
-        (4 * (g // 2) + g % 2 + 2 * half, low_digit(2 * t + pair, fragment))
-        for half in range(2)
-        for fragment in range(2)
-    ]
-    twiddles = torch.stack([_root(points, tiles * p * b) for p, b in sums]).to(torch.float32)
+    def frequency(half: torch.Tensor) -> torch.Tensor:
+        """Of row g, or in the second half g + 8, of the first product."""
+        return 4 * (g // 2) + g % 2 + 2 * half
 
-    def matrices(j: int) -> torch.Tensor:
-        found: list[list[torch.Tensor]] = [[], [], [], []]
-        for r in range(
-            4
-        ):  # registers of an A operand: rows g and g + 8, terms 2 t + 8 (r / 2) and the next one
-            row, column, fragment = g + 8 * (r % 2), 2 * t + pair, r // 2
-            a, p = t + 4 * pair + 8 * fragment, 4 * (g // 2) + g % 2 + 2 * (r % 2)
-            first = _root(points, points // 16 * a * p + j * p)
-            b = column if points == 128 else low_digit(column, fragment)
-            second = _root(points, 16 * (tiles * b + j) * row)
-            if points == 128 and r > 0:  # 8 rows of 8 terms
-                second = torch.zeros_like(second)
-            for place, parts in enumerate((first, second)):
-                for imaginary in range(2):
-                    found[2 * place + imaginary].append(parts[..., imaginary])
-        return torch.stack([torch.stack(registers, 1) for registers in found]).to(torch.float16)
+    # [half, fragment, lane, column]
+    half, fragment = torch.arange(2).view(2, 1, 1, 1, 1), torch.arange(2).view(2, 1, 1, 1)
+    low = low_digit(2 * t + pair, fragment)
+    twiddles = _root(points, tiles * frequency(half) * low).to(torch.float32)
 
-    words = [twiddles.view(torch.int32)] + [matrices(j).view(torch.int32) for j in range(tiles)]
-    return torch.stack([word.reshape(512) for word in words])
+    # [lane, register of an A operand, term]: rows g, g + 8, g, g + 8, the first two with half of the terms
+    register = torch.arange(4).view(-1, 1)
+    half, fragment = register % 2, register // 2
+    high, low = t + 4 * pair + 8 * fragment, low_digit(2 * t + pair, fragment)
+    exists = (register == 0) | torch.tensor(
+        points > 128
+    )  # of 128 points there are 8 rows of 8 terms
+
+    def matrices(tile: int) -> torch.Tensor:
+        first = _root(points, (points // 16 * high + tile) * frequency(half))
+        second = _root(points, 16 * (tiles * low + tile) * (g + 8 * half)) * exists[..., None]
+        return torch.stack([first, second]).movedim(-1, 1).to(torch.float16).contiguous()
+
+    words = [twiddles, *map(matrices, range(tiles))]
+    return torch.stack([word.view(torch.int32).flatten() for word in words])
 
 
 def _root(points: int, exponent: torch.Tensor) -> torch.Tensor:
