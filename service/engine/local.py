@@ -48,9 +48,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MAX_KINDS = 256
-"""Most kinds kept of a model, since callers choose the grids."""
-
 
 class LocalEngine:
     """Implements turbofno.service.engine.interface.Engine. Call `start` before use, `close` after."""
@@ -103,8 +100,6 @@ class LocalEngine:
                 staging=lambda: pipeline.staging_bytes,
             )
         self._loading: asyncio.Task[None] | None = None
-        self._kinds: dict[ModelInstance, dict[object, Kind]] = {}
-        """Kinds of requests, by shape of a field, priority and gradient, while a model is in use."""
         self._turn = Turn(self._submit_turn, self.cancel)
 
     def start(self) -> None:
@@ -158,24 +153,41 @@ class LocalEngine:
         expected in this turn of the event loop.
         """
         now = time.monotonic()
-        tickets = [self._ticket(request, outcome, now) for request, outcome in block]
+        kinds: dict[object, Kind] = {}
+        tickets = [self._ticket(request, outcome, now, kinds) for request, outcome in block]
         self._scheduler.submit([one for one in tickets if one is not None], at_once=at_once)
         return tickets
 
-    def _ticket(self, request: PredictRequest, outcome: Outcome, now: float) -> Ticket | None:
-        """The ticket of a request; None if its outcome was set."""
-        size = len(request.fields)
+    def _ticket(
+        self, request: PredictRequest, outcome: Outcome, now: float, kinds: dict[object, Kind]
+    ) -> Ticket | None:
+        """The ticket of a request; None if its outcome was set. `kinds` caches the kinds of a block."""
+        shape = request.fields.shape
+        size, key = (
+            shape[0],
+            (
+                id(request.config),
+                request.model,
+                request.version,
+                shape[1:],
+                request.priority,
+                request.vjp,
+            ),
+        )
         try:
-            instance = self._instance(request)
-            if not size:
-                outcome.set_result(_no_outputs(instance, request))
-                return None
-            kind = self._kind(instance, request)
+            kind = kinds.get(key)
+            if kind is None:
+                instance = self._instance(request)
+                if not size:
+                    outcome.set_result(_no_outputs(instance, request))
+                    return None
+                kind = kinds[key] = self._kind(instance, request)
         except ServiceError as error:
             outcome.set_exception(error)
             return None
         ticket = Ticket(kind, request, now, outcome, size)
-        self._repository.acquire(instance, ticket.requests)
+        assert isinstance(kind.runnable, ModelInstance)
+        self._repository.acquire(kind.runnable, ticket.requests)
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
@@ -190,10 +202,6 @@ class LocalEngine:
 
     def _kind(self, instance: ModelInstance, request: PredictRequest) -> Kind:
         """The kind of a request. Raises NotDifferentiable; PayloadTooLarge if its gradients take too much memory."""
-        key = (request.fields.shape[1:], request.priority, request.vjp)
-        kinds = self._kinds.get(instance)
-        if kinds is not None and (known := kinds.get(key)) is not None:
-            return known
         kind = Kind.of(instance, request)
         if kind.gradient_bytes > self._max_gradient_bytes:
             assert request.vjp is not None
@@ -202,9 +210,6 @@ class LocalEngine:
                 f"bytes in model {instance.name!r}, the limit is {self._max_gradient_bytes} "
                 f"({env_name('max_gradient_bytes')}); use a coarser grid"
             )
-        if kinds is None or len(kinds) == _MAX_KINDS:
-            kinds = self._kinds[instance] = {}
-        kinds[key] = kind
         return kind
 
     def _ended(self, tickets: list[Ticket]) -> None:
@@ -227,11 +232,7 @@ class LocalEngine:
                 instance.totals.note_success(
                     requests, fields=fields, seconds=seconds, queue_seconds=queue_seconds
                 )
-            self._release(instance, sum([ticket.requests for ticket in ended]))
-
-    def _release(self, instance: ModelInstance, requests: int) -> None:
-        if not self._repository.release(instance, requests):
-            self._kinds.pop(instance, None)
+            self._repository.release(instance, sum([ticket.requests for ticket in ended]))
 
     async def rollout(self, request: RolloutRequest) -> AsyncGenerator[Frame]:
         initial = request.initial
@@ -243,7 +244,7 @@ class LocalEngine:
                     async for frame in frames:
                         yield frame
         finally:
-            self._release(instance, 1)
+            self._repository.release(instance, 1)
 
     async def load(self, model: str) -> None:
         self._turn.end()

@@ -38,8 +38,6 @@ T = TypeVar("T")
 SHORT_SECONDS = 0.01
 """On a single core, a batch expected to take no longer runs on the event loop: another thread would use the same core
 and add thread switches."""
-_QUEUEING_SECONDS = 0.001
-"""Longest time for which tickets are gathered, to be queued together, while the device has more than one batch."""
 _EXPIRY_SECONDS = 0.005
 """Shortest interval between two searches for expired tickets."""
 STOP_SECONDS = 1.0
@@ -83,12 +81,7 @@ class Scheduler:
         self._in_flight = 0
         self._jobs: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._job_is_next = True
-        self._arrived: list[Ticket] = []
-        """Tickets to queue, at `_queueing` or before."""
-        self._fields_arrived = 0
-        self._queueing: asyncio.TimerHandle | None = None
         self._live: set[Ticket] = set()
-        """Queued tickets without an outcome."""
         self._closed = False
         self._idle = asyncio.Event()
         """Set once no ticket is left after `close`."""
@@ -119,17 +112,11 @@ class Scheduler:
             for ticket in block:
                 self._refuse(ticket, self._unavailable())
             return
-        busy = self._live or self._jobs or self._in_flight
-        if at_once and not busy and self._start_at_once(block):
+        groups, busy = by_kind(block), self._live or self._jobs or self._in_flight
+        if at_once and len(groups) == 1 and not busy and self._start_at_once(block):
             return
-        self._arrived.extend(block)
-        self._fields_arrived += sum([ticket.size for ticket in block])
-        if self._in_flight > 1 and self._fields_arrived < self._max_batch:
-            # No batch starts before another ends or is full: those of a millisecond are queued together, which costs less.
-            if self._queueing is None:
-                self._queueing = self._loop.call_later(_QUEUEING_SECONDS, self._pump)
-            return
-        self._queue_arrived()
+        for _, tickets in groups:
+            self._queue(tickets)
         if not at_once:
             self._schedule_pump()
         elif self._in_flight < self._max_in_flight and not self._pump_scheduled:
@@ -137,7 +124,6 @@ class Scheduler:
 
     def cancel(self, ticket: Ticket) -> None:
         """Drop the part of a ticket that has not started. Its outcome is still set."""
-        self._queue_arrived()
         self._fail(ticket, CANCELLED)
 
     async def run_on_device(self, work: Callable[[], T]) -> T:
@@ -152,7 +138,6 @@ class Scheduler:
     async def close(self, *, within: float) -> None:
         """Refuse new tickets, finish queued ones within that many seconds, fail the rest, end the threads."""
         self._closed = True
-        self._queue_arrived()
         try:
             async with asyncio.timeout(within):
                 if self._live:
@@ -176,7 +161,6 @@ class Scheduler:
 
     def _pump(self) -> None:
         self._pump_scheduled = False
-        self._queue_arrived()
         if self._wake is not None:
             self._wake.cancel()
             self._wake = None
@@ -212,11 +196,7 @@ class Scheduler:
 
     def _start_at_once(self, tickets: Sequence[Ticket]) -> bool:
         """Start tickets of one kind as a batch on the idle device, past the empty queue. False if they have to be queued."""
-        if (
-            len(by_kind(tickets)) != 1
-            or not self._batcher.fit(tickets)
-            or not self._capacity.reserve_all(tickets, at_once=True)
-        ):
+        if not (self._batcher.fit(tickets) and self._capacity.reserve_all(tickets, at_once=True)):
             return False
         self._live.update(tickets)
         self._start(self._batcher.batch_of(tickets), time.monotonic(), waited=False)
@@ -272,7 +252,7 @@ class Scheduler:
         try:
             finish(result)
         finally:
-            if self._live or self._jobs or self._arrived:
+            if self._live or self._jobs:
                 go_on()
 
     def _finish_job(self, future: asyncio.Future[T], result: T | BaseException) -> None:
@@ -353,7 +333,6 @@ class Scheduler:
 
     def _fail_all(self, error: Callable[[], ServiceError]) -> None:
         self._over = True
-        self._queue_arrived()
         for ticket in list(self._live):
             self._fail(ticket, error())
         while self._jobs:
@@ -363,15 +342,6 @@ class Scheduler:
 
     def _unavailable(self) -> ServiceError:
         return DeviceLost(self.failure, retry_after=1.0) if self.failure else _closed()
-
-    def _queue_arrived(self) -> None:
-        """Queue the tickets that arrived and were not queued yet."""
-        if self._queueing is not None:
-            self._queueing.cancel()
-            self._queueing = None
-        arrived, self._arrived, self._fields_arrived = self._arrived, [], 0
-        for _, tickets in by_kind(arrived):
-            self._queue(tickets)
 
     def _queue(self, tickets: Sequence[Ticket]) -> None:
         """Queue those tickets of one kind that fit into the queue; refuse the others."""

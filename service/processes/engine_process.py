@@ -9,7 +9,6 @@ import signal
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from turbofno.models.core.config import ModelConfig
@@ -146,6 +145,8 @@ class EngineServer:
         self._on_memory = on_memory
         self._capacity = capacity
         self._front_ends: dict[bytes, _FrontEnd] = {}
+        self._arrived: list[tuple[_FrontEnd, messages.Predict]] = []
+        """Predictions of this turn of the event loop, which are submitted together."""
         self._calls: set[asyncio.Task[messages.Returned]] = set()
         """Completed even if the calling front end dies."""
         self._configs: dict[str, ModelConfig] = {}
@@ -169,6 +170,7 @@ class EngineServer:
 
     def remove(self, identity: bytes) -> None:
         """Cancel the requests of a dead front end and release its memory."""
+        self._submit_arrived()
         front_end = self._front_ends.pop(identity, None)
         if front_end is not None:
             for answer in list(front_end.answers.values()):
@@ -197,21 +199,19 @@ class EngineServer:
 
     def _receive(self, sender: bytes, received: list[messages.Message]) -> None:
         front_end = self._front_ends.get(sender)
-        predictions: list[messages.Predict] = []
         for message in received:
             if isinstance(message, messages.Attach):
                 front_end = self._attach(sender, message)
             elif front_end is None:
                 continue
             elif isinstance(message, messages.Predict):
-                predictions.append(message)
+                if not self._arrived:
+                    asyncio.get_running_loop().call_soon(self._submit_arrived)
+                self._arrived.append((front_end, message))
             else:
                 # It may concern them.
-                self._submit(front_end, predictions)
-                predictions = []
+                self._submit_arrived()
                 self._handle(front_end, message)
-        if front_end is not None:
-            self._submit(front_end, predictions)
 
     def _handle(self, front_end: _FrontEnd, message: messages.Message) -> None:
         match message:
@@ -237,16 +237,21 @@ class EngineServer:
         front_end.send(self._queue)
         return front_end
 
-    def _submit(self, front_end: _FrontEnd, predictions: Sequence[messages.Predict]) -> None:
-        if not predictions:
+    def _submit_arrived(self) -> None:
+        arrived, self._arrived = self._arrived, []
+        if not arrived:
             return
-        block = [(one.request, _Answer(front_end, _numbers(one))) for one in predictions]
+        block = [
+            (message.request, _Answer(front_end, _numbers(message)))
+            for front_end, message in arrived
+        ]
         try:
             tickets = self._engine.submit(block)
         except Exception as error:
-            for number in chain.from_iterable(map(_numbers, predictions)):
-                if answer := front_end.answers.get(number):
-                    answer.set_exception(_unexpected(number, front_end, error))
+            for front_end, message in arrived:
+                for number in _numbers(message):
+                    if answer := front_end.answers.get(number):
+                        answer.set_exception(_unexpected(number, front_end, error))
             return
         for (_, answer), ticket in zip(block, tickets, strict=True):
             answer.expect(ticket)

@@ -201,14 +201,12 @@ class Repository:
         """Count requests that use a model, which delays its unloading until they release it."""
         self._users[instance] += requests
 
-    def release(self, instance: ModelInstance, requests: int) -> bool:
-        """Undo `acquire`. True if others still use the model."""
+    def release(self, instance: ModelInstance, requests: int) -> None:
+        """Undo `acquire`."""
         self._users[instance] -= requests
-        if self._users[instance]:
-            return True
-        del self._users[instance]
-        self._unused.set()
-        return False
+        if not self._users[instance]:
+            del self._users[instance]
+            self._unused.set()
 
     def statuses(self) -> list[ModelStatus]:
         """Every known (name, version), sorted."""

@@ -8,7 +8,6 @@ import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,12 +17,10 @@ from tests.service.pipeline.asking import ask, queued
 from tests.service.waiting import until
 from turbofno.service.engine.interface import Fields, PredictRequest, PredictResult
 from turbofno.service.engine.runnable import ModelOutput, Ran
-from turbofno.service.errors import DeviceLost, InferenceFailed, QueueFull, Unavailable
+from turbofno.service.errors import DeviceLost, InferenceFailed, Unavailable
 from turbofno.service.metrics import Metrics
-from turbofno.service.pipeline import scheduler as scheduler_module
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.pipeline.scheduler import Scheduler
-from turbofno.service.pipeline.ticket import Ticket
 from turbofno.service.settings import Settings
 
 pytestmark = pytest.mark.timeout(20)
@@ -147,103 +144,6 @@ def test_a_partial_batch_starts_behind_one_batch_but_waits_behind_two() -> None:
             device.ends.put(None)
             results = await asyncio.gather(*tasks)
             assert [result.batch_sizes for result in results] == [(1,), (1,), (4,), (4,), (4,)]
-
-    asyncio.run(main())
-
-
-@asynccontextmanager
-async def behind_two_batches(
-    monkeypatch: pytest.MonkeyPatch, first: float = 0.0, **settings: int
-) -> AsyncIterator[tuple[Scheduler, FakeDevice]]:
-    """With two batches of one field on the device. What arrives is gathered for ever, if nothing ends that."""
-    monkeypatch.setattr(scheduler_module, "_QUEUEING_SECONDS", 1000.0)
-    async with running(3, max_batch_size=4, **settings) as (scheduler, device):
-        device.blocked = True
-        for number in range(2):
-            queued(scheduler, device, request_of([first]))
-            await until(lambda number=number: len(device.log) > number)
-        yield scheduler, device
-
-
-def several(scheduler: Scheduler, device: FakeDevice, count: int) -> list[Ticket]:
-    """Submit requests of one field, each by itself."""
-    return [queued(scheduler, device, request_of([1.0 + n])) for n in range(count)]
-
-
-async def outcomes(tickets: Sequence[Ticket]) -> list[Any]:
-    return await asyncio.gather(*(one.outcome for one in tickets), return_exceptions=True)
-
-
-def test_what_arrives_behind_two_batches_is_queued_when_one_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def main() -> None:
-        limits = {"max_queued_fields_per_model": 2, "max_fields_per_request": 2}
-        async with behind_two_batches(monkeypatch, **limits) as (scheduler, device):
-            tickets = several(scheduler, device, 3)
-            await asyncio.sleep(0.02)
-            assert scheduler._capacity.total == 0
-            device.ends.put(None)
-            await until(lambda: "start 2" in device.log)
-            device.blocked = False
-            device.ends.put(None)
-            *answered, refused = await outcomes(tickets)
-            assert [one.batch_sizes for one in answered] == [(2,), (2,)]
-            assert isinstance(refused, QueueFull)
-
-    asyncio.run(main())
-
-
-def test_what_arrives_behind_two_batches_starts_once_it_fills_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def main() -> None:
-        async with behind_two_batches(monkeypatch) as (scheduler, device):
-            tickets = several(scheduler, device, 4)
-            await until(lambda: "start 2" in device.log)
-            assert device.log == ["start 0", "start 1", "start 2"]
-            device.blocked = False
-            device.ends.put(None)
-            assert [one.batch_sizes for one in await outcomes(tickets)] == [(4,)] * 4
-
-    asyncio.run(main())
-
-
-def test_what_arrived_and_is_not_queued_yet_can_be_cancelled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def main() -> None:
-        async with behind_two_batches(monkeypatch) as (scheduler, device):
-            dropped, kept = several(scheduler, device, 2)
-            scheduler.cancel(dropped)
-            with pytest.raises(Unavailable, match="cancelled"):
-                await dropped.outcome
-            assert scheduler._capacity.total == 1
-            device.blocked = False
-            device.ends.put(None)
-            assert (await kept.outcome).batch_sizes == (1,)
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("lost", [True, False])
-def test_what_arrived_and_is_not_queued_yet_fails_with_the_service(
-    lost: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def main() -> None:
-        async with behind_two_batches(monkeypatch, LOST) as (scheduler, device):
-            tickets = several(scheduler, device, 2)
-            if lost:
-                device.ends.put(None)
-            else:
-                closing = asyncio.create_task(scheduler.close(within=0.0))
-            found = await outcomes(tickets)
-            assert [type(one) for one in found] == [DeviceLost if lost else Unavailable] * 2
-            assert scheduler._capacity.total == 0
-            if not lost:
-                device.blocked = False
-                device.ends.put(None)
-                await closing
 
     asyncio.run(main())
 

@@ -199,7 +199,7 @@ def test_requests_and_answers_of_one_loop_iteration_are_sent_together(
     asyncio.run(main())
 
 
-def test_predictions_of_a_frame_are_submitted_together_before_what_concerns_them() -> None:
+def test_predictions_of_a_turn_are_submitted_together_and_before_what_concerns_them() -> None:
     class Recorder(Engine):
         """Records the request ids of blocks, whose tickets are these ids, and of cancelled tickets."""
 
@@ -230,14 +230,16 @@ def test_predictions_of_a_frame_are_submitted_together_before_what_concerns_them
             receive(front_end, memory.attachment())
             receive(front_end, prediction(1))
         receive(b"gone", prediction(2))
-        assert engine.blocks == [["1"], ["1"]]
-        receive(b"a", prediction(3), Cancel(3), prediction(5), prediction(6))
+        assert not engine.blocks
+        await asyncio.sleep(0)
+        assert engine.blocks == [["1", "1"]]
+        receive(b"a", prediction(3), Cancel(3))
         receive(b"b", prediction(4))
         server.remove(b"b")
-        assert engine.blocks[2:] == [["3"], ["5", "6"], ["4"]]
+        assert engine.blocks[1:] == [["3"], ["4"]]
         assert engine.cancelled == ["3", "1", "4"]
         await asyncio.sleep(0)
-        assert len(engine.blocks) == 5
+        assert len(engine.blocks) == 3
         server.close()
 
     asyncio.run(main())

@@ -75,7 +75,6 @@ class Service:
             self.capacity.total == 0
             and not any(self.capacity._quota_used.values())
             and not any(self.engine._repository._users.values())
-            and not self.engine._kinds
             and not any(one.answers for one in self.server._front_ends.values())
         )
 
