@@ -190,6 +190,15 @@ class LocalEngine:
         self._repository.acquire(kind.runnable, ticket.requests)
         return ticket
 
+    @property
+    def supplied(self) -> bool:
+        """True if the device has enough to do: predictions may be held back until it has room, to be submitted together."""
+        return self._scheduler.supplied
+
+    def when_free(self, call: Callable[[], None]) -> None:
+        """Have `call` called whenever the device has room for a batch again."""
+        self._scheduler.on_free = call
+
     def cancel(self, ticket: Ticket) -> None:
         """Drop the part of a request that has not started. Its outcome is still set."""
         self._scheduler.cancel(ticket)

@@ -72,6 +72,8 @@ class Scheduler:
         self._capacity = capacity
         self._on_batch = on_batch
         self._on_ended = on_ended
+        self.on_free: Callable[[], None] = lambda: None
+        """Called when the device has room for a batch again, to submit tickets that were held back meanwhile."""
         self._max_batch = settings.max_batch_size
         self._batcher = Batcher(Policy.of(settings))
         self._memory_limits = MemoryLimits(self._batcher, metrics)
@@ -99,6 +101,11 @@ class Scheduler:
         """Start the device threads."""
         self._loop = asyncio.get_running_loop()
         self._worker.start()
+
+    @property
+    def supplied(self) -> bool:
+        """True if the device has more than one batch: none starts before one of them ends, but a full one."""
+        return self._in_flight > 1
 
     def submit(self, block: Sequence[Ticket], *, at_once: bool = False) -> None:
         """Queue tickets that arrived together; `at_once` starts a batch without waiting for others of this event-loop turn.
@@ -249,6 +256,7 @@ class Scheduler:
         go_on: Callable[[], None],
     ) -> None:
         self._in_flight -= 1
+        self.on_free()
         try:
             finish(result)
         finally:
@@ -349,7 +357,7 @@ class Scheduler:
         if [one for one in tickets if one.size > limit and one.request.joined]:
             tickets = self._alone(tickets)
         if not self._capacity.reserve_all(tickets):
-            tickets = [one for one in self._alone(tickets) if self._reserve(one)]
+            tickets = [one for ticket in tickets for one in self._fitting(ticket)]
         if not tickets:
             return
         self._batcher.add(*tickets)
@@ -371,6 +379,12 @@ class Scheduler:
         if unwanted:
             self._on_ended(unwanted)
         return [one for one in alone if not one.ended]
+
+    def _fitting(self, ticket: Ticket) -> list[Ticket]:
+        """The ticket if it fits as a whole, else the tickets of those joined in it that fit; the others are refused."""
+        if self._capacity.reserve_all([ticket]):
+            return [ticket]
+        return [one for one in self._alone([ticket]) if self._reserve(one)]
 
     def _reserve(self, ticket: Ticket) -> bool:
         """True if the ticket got its capacity; else it was refused."""

@@ -122,13 +122,15 @@ class Ticket(msgspec.Struct, eq=False):
         if not self.request.joined:
             return [self]
         joined = cast("JoinedOutcome", self.outcome)
-        requests, outcomes = self.request.alone(), joined.alone()
-        # In the place of this one, before the next.
-        orders = [self.order + place / self.requests for place in range(self.requests)]
+        pairs = zip(self.request.alone(), joined.alone(), strict=True)
         tickets = [
-            Ticket(self.kind, request, self.arrival, outcome, len(request.fields), order)
-            for request, outcome, order in zip(requests, outcomes, orders, strict=True)
-        ]
+            # In the place of this one, before the next.
+            Ticket(
+                self.kind, request, self.arrival, outcome, len(request.fields),
+                self.order + place / self.requests,
+            )
+            for place, (request, outcome) in enumerate(pairs)
+        ]  # fmt: skip
         joined.divided(tickets)
         return tickets
 

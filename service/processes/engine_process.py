@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_GATHER_SECONDS = 0.001
+"""Longest time for which predictions are held back while the device has enough to do: those submitted together cost less."""
 _STATE_SECONDS = 0.05
 """Interval between checks for changed model states."""
 _MAX_CONFIGS = 256
@@ -59,14 +61,17 @@ class _FrontEnd:
     """By the first number of each."""
     rollouts: dict[int, asyncio.Task[messages.Returned]] = field(default_factory=dict)
     writers: dict[int, Writer] = field(default_factory=dict)
+    most_joined: int = 1
+    """Most predictions of an answer so far."""
 
     def send(self, message: messages.Message) -> None:
         self.channel.send(message, self.identity)
 
     def answer(self, number: int) -> _Answer | None:
         """The pending answer of a prediction."""
-        first = self.answers.get(number)
-        return first or next((one for one in self.answers.values() if number in one.numbers), None)
+        before = range(number, number - self.most_joined, -1)
+        found = next((self.answers[first] for first in before if first in self.answers), None)
+        return found if found is not None and number in found.numbers else None
 
 
 class _Answer:
@@ -81,6 +86,7 @@ class _Answer:
         self._sent = False
         self.ticket: Ticket | None = None
         front_end.answers[numbers.start] = self
+        front_end.most_joined = max(front_end.most_joined, len(numbers))
 
     def done(self) -> bool:
         return self._sent
@@ -146,7 +152,10 @@ class EngineServer:
         self._capacity = capacity
         self._front_ends: dict[bytes, _FrontEnd] = {}
         self._arrived: list[tuple[_FrontEnd, messages.Predict]] = []
-        """Predictions of this turn of the event loop, which are submitted together."""
+        """Predictions that are submitted together: those of this turn of the event loop, or of `_GATHER_SECONDS`."""
+        self._gathering: asyncio.TimerHandle | None = None
+        """Submits them then, unless something else does before."""
+        engine.when_free(self._submit_arrived)
         self._calls: set[asyncio.Task[messages.Returned]] = set()
         """Completed even if the calling front end dies."""
         self._configs: dict[str, ModelConfig] = {}
@@ -194,6 +203,7 @@ class EngineServer:
 
     def close(self) -> None:
         """Send pending messages and stop listening."""
+        self._submit_arrived()
         self._channel.flush()
         self._channel.close()
 
@@ -206,7 +216,7 @@ class EngineServer:
                 continue
             elif isinstance(message, messages.Predict):
                 if not self._arrived:
-                    asyncio.get_running_loop().call_soon(self._submit_arrived)
+                    self._plan_submission()
                 self._arrived.append((front_end, message))
             else:
                 # It may concern them.
@@ -219,11 +229,11 @@ class EngineServer:
                 self._start_task(front_end, message)
             case messages.Ack() if writer := front_end.writers.get(message.id):
                 writer.ack()
+            case messages.Cancel() if rollout := front_end.rollouts.get(message.id):
+                rollout.cancel()
             case messages.Cancel() if answer := front_end.answer(message.id):
                 if answer.drop(message.id) and answer.ticket is not None:
                     self._engine.cancel(answer.ticket)
-            case messages.Cancel() if rollout := front_end.rollouts.get(message.id):
-                rollout.cancel()
 
     def _attach(self, identity: bytes, attachment: messages.Attach) -> _FrontEnd | None:
         try:
@@ -237,7 +247,17 @@ class EngineServer:
         front_end.send(self._queue)
         return front_end
 
+    def _plan_submission(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._engine.supplied:
+            self._gathering = loop.call_later(_GATHER_SECONDS, self._submit_arrived)
+        else:
+            loop.call_soon(self._submit_arrived)
+
     def _submit_arrived(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
         arrived, self._arrived = self._arrived, []
         if not arrived:
             return

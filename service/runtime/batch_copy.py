@@ -48,10 +48,10 @@ def copy_out(y: torch.Tensor, spans: Spans, stream: torch.cuda.Stream) -> None:
 def _parts(tensor: torch.Tensor, spans: Spans) -> array[int]:
     """Addresses in a tensor of consecutive parts of the spans' sizes."""
     start = tensor.data_ptr()
-    parts = array("Q", accumulate(spans.sizes, initial=start))
+    *parts, end = accumulate(spans.sizes, initial=start)
     assert tensor.is_contiguous()
-    assert parts.pop() == start + tensor.nbytes
-    return parts
+    assert end == start + tensor.nbytes
+    return array("Q", parts)
 
 
 def _enqueue(

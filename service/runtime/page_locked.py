@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import queue
 import threading
 import weakref
 from array import array
 from bisect import bisect
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -73,11 +73,10 @@ def locked_spans(arrays: Sequence[Fields]) -> Spans | None:
     except (TypeError, ValueError):
         # One is not writable, not contiguous or empty.
         return None
-    edges = sorted(chain.from_iterable(_regions.copy().items()))
+    regions = sorted(_regions.copy().items())
     for start, size in zip(addresses, sizes, strict=True):
-        # Behind an odd number of edges is the inside of a region.
-        behind = bisect(edges, start)
-        if behind % 2 == 0 or start + size > edges[behind]:
+        at = bisect(regions, (start, math.inf)) - 1
+        if at < 0 or start + size > regions[at][1]:
             return None
     return Spans(addresses, sizes)
 

@@ -33,7 +33,10 @@ CONFIG = rollable_config()
 class Engine:
     """Raises the given error."""
 
-    ready, failure = True, ""
+    ready, failure, supplied = True, "", False
+
+    def when_free(self, _: object) -> None:
+        """Nothing is held back."""
 
     def __init__(self) -> None:
         self.error: Exception = ValueError()

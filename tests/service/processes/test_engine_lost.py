@@ -39,7 +39,10 @@ ONE_PIECE, TWO_PIECES = pytest.param(False, id="one-piece"), pytest.param(True, 
 class Engine:
     """Holds requests until the test answers them."""
 
-    ready, failure = True, ""
+    ready, failure, supplied = True, "", False
+
+    def when_free(self, _: object) -> None:
+        """Nothing is held back."""
 
     def __init__(self) -> None:
         self.block: list[tuple[PredictRequest, Any]] = []

@@ -93,7 +93,10 @@ def test_a_cancelled_caller_waits_for_the_end_of_its_copy(
 class Engine:
     """A fake LocalEngine with endless rollouts that blow up at step 50."""
 
-    ready, failure = True, ""
+    ready, failure, supplied = True, "", False
+
+    def when_free(self, _: object) -> None:
+        """Nothing is held back."""
 
     def __init__(self) -> None:
         self.running = 0
