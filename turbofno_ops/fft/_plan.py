@@ -25,7 +25,8 @@ _MOST_LOOPS = 64
 """Launches for lines at more than two strides; above, the input is copied."""
 _MOST_CHECKED = 4096
 _WORD_BYTES, _WORD_VALUES = 16, 4  # complex float16 values
-_PRECISIONS = {torch.float32: 0, torch.float16: 3}  # turbofno_precision
+_HALF = 3
+_PRECISIONS = {torch.float32: 0, torch.float16: _HALF}  # turbofno_precision
 
 
 class Field(NamedTuple):
@@ -83,7 +84,7 @@ class Plan:
 class Problem(NamedTuple):
     """The cache key of a plan. A result without strides is new, in the order of memory of the input.
 
-    With `on_words`, both begin at multiples of 16 bytes, the words of half_fft.
+    With `on_words`, both are float16 and begin at multiples of 16 bytes, the words of half_fft.
     """
 
     transform: Transform
@@ -117,14 +118,17 @@ class _Group(NamedTuple):
 def problem(x: torch.Tensor, transform: Transform, out: torch.Tensor | None = None) -> Problem:
     """Return what the plan of a transform of x, into `out` if given, depends on."""
     limits = device_limits(x.device) if x.is_cuda else A100
+    precision, on_words = _PRECISIONS[real_of(x.dtype)], False
+    if precision == _HALF:
+        on_words = (x.data_ptr() | (0 if out is None else out.data_ptr())) % _WORD_BYTES == 0
     return Problem(
         transform,
         tuple(x.shape),
         tuple(x.stride()),
         tuple(memory_order(x)),
         None if out is None else tuple(out.stride()),
-        all(t.data_ptr() % _WORD_BYTES == 0 for t in (x, out) if t is not None),
-        _PRECISIONS[real_of(x.dtype)],
+        on_words,
+        precision,
         limits.multiprocessors,
         limits.shared_bytes,
     )
@@ -498,7 +502,7 @@ def _line(axis: Axis, precision: int, multiprocessors: int, shared_bytes: int) -
 def _kernel(structure: Fft, *, on_words: bool) -> tuple[str, str | None]:
     """Return the kernel of a launch, and the reason why it does not run, if none does.
 
-    With `on_words`, the arrays of every launch begin at multiples of 16 bytes.
+    With `on_words`, the arrays are float16 and those of every launch begin at multiples of 16 bytes.
     """
     reasons = []
     given = structure.in_head + structure.in_tail
@@ -507,7 +511,7 @@ def _kernel(structure: Fft, *, on_words: bool) -> tuple[str, str | None]:
         structure.points,
         structure.kind,
         cut=is_cut(structure.points, given, kept),
-        in_half=on_words and structure.precision == _PRECISIONS[torch.float16],
+        in_half=on_words,
     )
     for name in names:
         reason = _native.refusal(f"{name}_unsupported", structure)
