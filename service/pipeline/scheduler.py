@@ -19,6 +19,7 @@ from turbofno.service.errors import (
 )
 from turbofno.service.pipeline.batch import BatchReport, start_batch
 from turbofno.service.pipeline.batcher import Batcher, Policy
+from turbofno.service.pipeline.deadlines import Deadlines
 from turbofno.service.pipeline.memory_limits import MemoryLimits
 from turbofno.service.pipeline.ticket import CANCELLED, Slice, Ticket, by_kind
 from turbofno.service.pipeline.worker import Worker
@@ -38,8 +39,6 @@ T = TypeVar("T")
 SHORT_SECONDS = 0.01
 """On a single core, a batch expected to take no longer runs on the event loop: another thread would use the same core
 and add thread switches."""
-_EXPIRY_SECONDS = 0.005
-"""Shortest interval between two searches for expired tickets."""
 STOP_SECONDS = 1.0
 """Seconds that the device threads may take to end once idle."""
 
@@ -84,6 +83,7 @@ class Scheduler:
         self._jobs: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._job_is_next = True
         self._live: set[Ticket] = set()
+        self._deadlines = Deadlines(self._live, self._expire)
         self._closed = False
         self._idle = asyncio.Event()
         """Set once no ticket is left after `close`."""
@@ -91,9 +91,6 @@ class Scheduler:
         """True once nothing can run any more."""
         self._pump_scheduled = False
         self._wake: asyncio.TimerHandle | None = None
-        self._expiry: asyncio.TimerHandle | None = None
-        self._expires = 0.0
-        """Time at which `_expiry` fires."""
         self.failure = ""
         """Why the device was lost, or empty."""
 
@@ -154,8 +151,7 @@ class Scheduler:
                 logger.warning(
                     "%d requests were unfinished when the drain time ended", len(self._live)
                 )
-        if self._expiry is not None:
-            self._expiry.cancel()
+        self._deadlines.close()
         self._fail_all(_closed)
         if not await asyncio.to_thread(self._worker.stop, timeout=STOP_SECONDS):
             logger.warning("the device thread is still busy and was left behind")
@@ -366,9 +362,7 @@ class Scheduler:
     def _watch(self, tickets: Sequence[Ticket]) -> None:
         """Wait for the end of tickets that were queued, and for their deadlines."""
         self._live.update(tickets)
-        deadlines = [one.request.deadline for one in tickets if one.request.deadline is not None]
-        if deadlines:
-            self._expire_at(min(deadlines))
+        self._deadlines.watch(tickets)
 
     def _alone(self, tickets: Sequence[Ticket]) -> list[Ticket]:
         """Tickets for the single requests, without those that nobody wants any more."""
@@ -400,29 +394,6 @@ class Scheduler:
             self._refuse(ticket, error.with_traceback(None))
             return False
         return True
-
-    def _expire_at(self, when: float) -> None:
-        """Search for expired tickets then, or earlier if that is already planned."""
-        if self._expiry is None or when < self._expires:
-            if self._expiry is not None:
-                self._expiry.cancel()
-            self._expires = when
-            delay = max(_EXPIRY_SECONDS, when - time.monotonic())
-            self._expiry = self._loop.call_later(delay, self._expire_due)
-
-    def _expire_due(self) -> None:
-        now, self._expiry = time.monotonic(), None
-        later = []
-        for ticket in list(self._live):
-            deadline = ticket.request.deadline
-            if deadline is None or ticket.dispatched or ticket.settled:
-                continue
-            if deadline <= now:
-                self._expire(ticket, now)
-            else:
-                later.append(deadline)
-        if later:
-            self._expire_at(min(later))
 
     def _expire(self, ticket: Ticket, now: float) -> None:
         if not ticket.request.joined:
