@@ -8,7 +8,6 @@ namespace turbofno {
 namespace {
 
 constexpr int kRegisterRadices[] = {2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15, 16, 17};
-constexpr int64_t kMaxLines = (int64_t(1) << 31) - 1;
 constexpr int kBlockValues = 2048; // complex values of a block of kAnyFftThreads, to hide latency
 constexpr int kMaxFftSharedBytes = 72 * 1024; // three blocks on a multiprocessor
 
@@ -225,6 +224,11 @@ FftPlan lay_out(const turbofno_fft &given, const Stages &stages) {
 
 } // namespace
 
+bool lines_are_counted(const turbofno_fft &fft) {
+    constexpr int64_t most = (int64_t(1) << 31) - 1;
+    return fft.outer >= 1 && fft.inner >= 1 && fft.outer <= most / fft.inner;
+}
+
 Quotient quotient(unsigned by) {
     unsigned shift = 0;
     while ((uint64_t(1) << shift) < by) ++shift;
@@ -240,7 +244,7 @@ const char *prepare(const turbofno_fft &fft, FftPlan &p) {
     const Stages stages = stages_of(size);
     if (stages.count == 0) return "the size has a prime factor above 17";
     if (is_convolved(size) && fft.points != size) return "real lines of twice a prime above 17 are not in pairs";
-    if (fft.outer < 1 || fft.inner < 1 || fft.outer > kMaxLines / fft.inner) return "the lines are not in 1 .. 2^31 - 1";
+    if (!lines_are_counted(fft)) return "the lines are not in 1 .. 2^31 - 1";
     for (int side = 0; side < 2; ++side) {
         const int head = side == 0 ? fft.in_head : fft.out_head, tail = side == 0 ? fft.in_tail : fft.out_tail;
         if (head < 0 || tail < 0 || head + tail < 1 || head + tail > length(fft, side)) {

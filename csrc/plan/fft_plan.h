@@ -115,6 +115,9 @@ TURBOFNO_HOST_DEVICE constexpr int fft_line_pitch(int values, int wanted) {
     return values + (((wanted - values) % 16) + 16) % 16;
 }
 
+// True if there are lines, and 31 bits count them.
+bool lines_are_counted(const turbofno_fft &fft);
+
 // Plans a transform, or returns the reason why the kernel does not support it.
 const char *prepare(const turbofno_fft &fft, FftPlan &p);
 

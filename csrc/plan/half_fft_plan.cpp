@@ -6,8 +6,6 @@
 namespace turbofno {
 namespace {
 
-constexpr int64_t kMaxLines = (int64_t(1) << 31) - 1;
-
 struct Side {
     int64_t outer, inner, point; // strides
 };
@@ -66,7 +64,7 @@ const char *prepare(const turbofno_fft &fft, HalfFftPlan &p) {
     if (fft.precision != TURBOFNO_FP16) return "values are not float16";
     const bool power = fft.points >= kMinHalfPoints && fft.points <= kMaxHalfPoints && (fft.points & (fft.points - 1)) == 0;
     if (!power) return "the size is no power of two in 128 .. 16384";
-    if (fft.outer < 1 || fft.inner < 1 || fft.outer > kMaxLines / fft.inner) return "the lines are not in 1 .. 2^31 - 1";
+    if (!lines_are_counted(fft)) return "the lines are not in 1 .. 2^31 - 1";
     const bool tails = fft.in_tail >= 0 && fft.in_tail <= fft.points && fft.out_tail >= 0 && fft.out_tail <= fft.points;
     if (!tails || fft.in_head + fft.in_tail != fft.points || fft.out_head + fft.out_tail != fft.points) {
         return "values are not given or not kept";

@@ -51,10 +51,10 @@ def _takes_half(fft: Fft) -> bool:
         (fft.out_point, fft.out_inner, fft.out_outer),
     )
     for point, inner, outer in sides:
-        lines = [outer] * (fft.outer > 1) + [inner] * (fft.inner > 1)
-        if any(stride % 4 for stride in ([outer] * (fft.outer > 1) if inner == 1 else lines)):
+        if 1 not in (point, inner):
             return False
-        if point != 1 and (inner != 1 or point % 4):
+        axes = ((point, fft.points), (inner, fft.inner), (outer, fft.outer))
+        if any(stride % 4 for stride, count in axes if count > 1 and stride != 1):
             return False
     if fft.in_point == fft.out_point == 1:
         return not fft.twiddle_points

@@ -511,7 +511,7 @@ def _kernel(structure: Fft, *, on_words: bool) -> tuple[str, str | None]:
         structure.points,
         structure.kind,
         cut=is_cut(structure.points, given, kept),
-        in_half=on_words,
+        on_words=on_words,
     )
     for name in names:
         reason = _native.refusal(f"{name}_unsupported", structure)

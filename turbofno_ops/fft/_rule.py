@@ -37,16 +37,16 @@ _LARGEST_PRIME_SIZES = {"real_to_complex": 900, "complex": 700}
 """Sizes with a large prime factor up to which the kernels are faster."""
 
 
-def kernels(points: int, kind: int, *, cut: bool, in_half: bool = False) -> tuple[str, ...]:
+def kernels(points: int, kind: int, *, cut: bool, on_words: bool = False) -> tuple[str, ...]:
     """Return the kernels in the order in which an axis of `points` takes them; the first that supports it runs.
 
     Args:
         points: Of the axis.
         kind: Place in `KINDS`.
         cut: True if much of the axis is not given or not kept, which costs only the dense kernel no work.
-        in_half: True if values are float16, and arrays begin at multiples of 16 bytes.
+        on_words: True if values are float16, and arrays begin at multiples of 16 bytes.
     """
-    if in_half and KINDS[kind] == "complex" and points >= _LEAST_HALF and _is_power_of_two(points):
+    if on_words and KINDS[kind] == "complex" and points >= _LEAST_HALF and _is_power_of_two(points):
         return (HALF, *KERNELS)
     if points in CONVOLVED:
         return (DENSE, MIXED_RADIX) if cut else (MIXED_RADIX, DENSE)

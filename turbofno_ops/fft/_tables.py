@@ -58,7 +58,7 @@ def half_table(points: int) -> torch.Tensor:
         int32 [tiles + 1, 512]: twiddles of p and b, in float32; of each tile, float16 roots of a and p, times the factors of tile
         and p, then those of b and q, times the factors of tile and q; as the lanes of a warp have them.
     """
-    tiles = max(1, points // 256)
+    tiles, roots_of_unity = max(1, points // 256), torch.view_as_real(_roots(points))
     lane = torch.arange(32).view(-1, 1, 1)
     g, t, pair = lane // 4, lane % 4, torch.arange(2)
 
@@ -74,29 +74,23 @@ def half_table(points: int) -> torch.Tensor:
     # [half, fragment, lane, column]
     half, fragment = torch.arange(2).view(2, 1, 1, 1, 1), torch.arange(2).view(2, 1, 1, 1)
     low = low_digit(2 * t + pair, fragment)
-    twiddles = _root(points, tiles * frequency(half) * low).to(torch.float32)
+    twiddles = roots_of_unity[tiles * frequency(half) * low % points].to(torch.float32)
 
     # [lane, register of an A operand, term]: rows g, g + 8, g, g + 8, the first two with half of the terms
     register = torch.arange(4).view(-1, 1)
     half, fragment = register % 2, register // 2
     high, low = t + 4 * pair + 8 * fragment, low_digit(2 * t + pair, fragment)
-    exists = (register == 0) | torch.tensor(
-        points > 128
-    )  # of 128 points there are 8 rows of 8 terms
+    # of 128 points there are 8 rows of 8 terms
+    exists = ((register == 0) | (points > 128))[..., None]
 
     def matrices(tile: int) -> torch.Tensor:
-        first = _root(points, (points // 16 * high + tile) * frequency(half))
-        second = _root(points, 16 * (tiles * low + tile) * (g + 8 * half)) * exists[..., None]
-        return torch.stack([first, second]).movedim(-1, 1).to(torch.float16).contiguous()
+        of_high = (points // 16 * high + tile) * frequency(half)
+        of_low = 16 * (tiles * low + tile) * (g + 8 * half)
+        first, second = (roots_of_unity[exponent % points] for exponent in (of_high, of_low))
+        return torch.stack([first, second * exists]).movedim(-1, 1).to(torch.float16).contiguous()
 
     words = [twiddles, *map(matrices, range(tiles))]
     return torch.stack([word.view(torch.int32).flatten() for word in words])
-
-
-def _root(points: int, exponent: torch.Tensor) -> torch.Tensor:
-    """Return real and imaginary part of exp(-2 pi i exponent / points), float64 [.., 2]."""
-    angle = (exponent % points).to(torch.float64) * (-2 * math.pi / points)
-    return torch.stack([angle.cos(), angle.sin()], -1)
 
 
 def _roots(points: int) -> torch.Tensor:

@@ -100,31 +100,20 @@ def test_they_are_submitted_after_a_while(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("quota", [0, 2, 30])
-def test_clients_that_leave_leave_nothing_behind(
-    quota: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("who", ["clients", "front end"])
+def test_those_who_leave_leave_nothing_behind(
+    who: str, quota: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
         async with supplied(tmp_path, monkeypatch) as (service, _):
             asked = [service.ask(client="a", client_max_fields=quota) for _ in range(4)]
             await until_held(service, 4)
-            for one in asked:
-                one.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
-            await until(lambda: service.idle)
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("quota", [0, 2, 30])
-def test_a_dead_front_end_leaves_nothing_behind(
-    quota: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def main() -> None:
-        async with supplied(tmp_path, monkeypatch) as (service, _):
-            asked = [service.ask(client="a", client_max_fields=quota) for _ in range(4)]
-            await until_held(service, 4)
-            service.server.remove(b"front")
-            await until(lambda: service.idle)
+            if who == "clients":
+                for one in asked:
+                    one.cancel()
+            else:
+                service.server.remove(b"front")
+            await until(lambda: service.idle and not held(service))
             service.link.close("the engine does not answer any more")
             await asyncio.gather(*asked, return_exceptions=True)
 
