@@ -407,8 +407,9 @@ def gpu_trust(rows: list[Row]) -> list[str]:
         "## Cost of trust signals on a GPU",
         "",
         *measured_on(rows[0]),
-        "Milliseconds of a large batch, one after another: the compiled network alone, with its trust signals as the service",
-        "computes them, and with torch.fft for all of their spectra. Share: what the signals are of the whole.",
+        "Milliseconds of a large batch, one after another: the compiled network alone, with its trust signals, which as in the",
+        "service run beside the network of the next batch, and with torch.fft for all of their spectra. Share: what the signals",
+        "are of the whole.",
         "",
         *markdown(
             ["network", "batch", "signals", "alone", "with signals", "share", "by torch.fft", "share by torch.fft"],

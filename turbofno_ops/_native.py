@@ -17,7 +17,7 @@ MAX_STEPS = 16
 MAX_SLABS = 8
 PLAN_WORDS = 128
 DOT_OUTPUTS = 4
-ABI = 130935763
+ABI = 125652907
 LIBRARY_VARIABLE = "TURBOFNO_LIBRARY"
 """Environment variable with the path of another build of the library."""
 
@@ -203,6 +203,17 @@ class Ntt(ctypes.Structure):
     ]
 
 
+class Octaves(ctypes.Structure):
+    """turbofno_octaves"""
+
+    _fields_: ClassVar = [
+        ("fields", c_int64),
+        *[(name, c_int32) for name in ("places", "kept", "points", "octaves", "parts")],
+        ("scale", c_float),
+        *[(name, c_void_p) for name in ("spectrum", "place_octaves", "out")],
+    ]
+
+
 LAUNCHES: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "tile_program": (Tile, TilePlan),
     "analyze_rows": (RowAnalysis,),
@@ -218,6 +229,7 @@ LAUNCHES: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "dense_dft": (Fft,),
     "half_fft": (Fft,),
     "number_theoretic_transform": (Ntt,),
+    "octave_energies": (Octaves,),
 }
 REFUSALS: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "tile_prepare": (Tile, TilePlan),

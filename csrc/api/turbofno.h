@@ -110,7 +110,7 @@ typedef struct {
                                                   PROJECT's [16]. Zero padded */
 } turbofno_step;
 
-#define TURBOFNO_ABI 130935763 /* checksum of this header's declarations; test_abi.py has the new one after a change */
+#define TURBOFNO_ABI 125652907 /* checksum of this header's declarations; test_abi.py has the new one after a change */
 #define TURBOFNO_MAX_STEPS 16
 #define TURBOFNO_MAX_SLABS 8
 #define TURBOFNO_DOT_OUTPUTS 4
@@ -363,6 +363,20 @@ typedef struct {
     void *workspace; /* turbofno_ntt_workspace_bytes() */
 } turbofno_ntt;
 
+/* The energies of real fields: the squared magnitudes of their coefficients, all but those with all k_i = 0, and of each octave
+ * [2^o, 2^(o + 1)) of the largest |k_i|. The last axis has k = 0 .. points / 2, whose conjugates count, too. */
+typedef struct {
+    int64_t fields;
+    int32_t places; /* coefficients of all axes but the last */
+    int32_t kept, points; /* coefficients of the last axis, points / 2 + 1; its points */
+    int32_t octaves; /* at most 24 */
+    int32_t parts; /* of a field's places, each a block's */
+    float scale; /* a factor of the coefficients */
+    const void *spectrum; /* complex64 [fields][places][kept] */
+    const int32_t *place_octaves; /* [places]; -1 where all other k_i are 0 */
+    float *out; /* [fields][parts][1 + octaves], to be summed over the parts; all of them come first */
+} turbofno_octaves;
+
 /* Fills in the plan of a tile program. Returns null, or the reason why the shape is not supported. Reads none of the
  * tile's pointers; needs no GPU. */
 const char *turbofno_tile_prepare(const turbofno_tile *tile, turbofno_tile_plan *plan);
@@ -398,6 +412,7 @@ turbofno_status turbofno_norm_affine(const turbofno_norm *norm, struct CUstream_
 turbofno_status turbofno_mixed_radix_fft(const turbofno_fft *fft, struct CUstream_st *stream);
 turbofno_status turbofno_dense_dft(const turbofno_fft *fft, struct CUstream_st *stream);
 turbofno_status turbofno_half_fft(const turbofno_fft *fft, struct CUstream_st *stream);
+turbofno_status turbofno_octave_energies(const turbofno_octaves *octaves, struct CUstream_st *stream);
 turbofno_status turbofno_number_theoretic_transform(const turbofno_ntt *transform, struct CUstream_st *stream);
 
 /* Returns TURBOFNO_ABI of the header that the library was compiled with. */

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d
 
 from turbofno.models.trust.tables import cached_table
-from turbofno_ops.fft import transforms_for
+from turbofno_ops import fft
+from turbofno_ops._octaves import octave_energies
 
 FLOOR = 1e-4
 """Added to every energy, as a share of the channel's training variance, so that its logarithm is bounded below."""
@@ -48,29 +50,69 @@ def resolved_features(grid: tuple[int, ...]) -> int:
     return linear_features(len(grid)) + 1 + max(0, full)
 
 
-def features(field: Tensor, scale: Tensor) -> Tensor:
+class Spectrum(NamedTuple):
+    """What rfftn gives for fields on a grid."""
+
+    coefficients: Tensor
+    """[n, channels, *grid but for the last axis, last // 2 + 1]; divided by the number of points by `factor`."""
+    factor: float
+    grid: tuple[int, ...]
+
+    def low(self, modes: tuple[int, int]) -> Tensor:
+        """Coefficients [n, channels, *modes] of 2D fields for the smallest wavenumbers, in the order of rfft2."""
+        rows, columns = modes
+        kept = self.coefficients[..., :columns]
+        first, last = kept[..., : (rows + 1) // 2, :], kept[..., -(rows // 2) :, :]
+        return torch.cat([first, last], dim=-2).mul_(self.factor)
+
+
+def spectrum_of(field: Tensor) -> Spectrum:
+    """The spectrum of fields [n, channels, *grid], on their grid or on that of averages over blocks."""
+    axes = tuple(range(2, field.ndim))
+    grid = _transformed(tuple(field.shape[2:]))
+    if grid != field.shape[2:]:
+        field = _AVERAGES[len(grid)](field, grid)
+    if fft.is_preferred(field, in_graph=True):
+        # torch.fft, if it is as fast, multiplies in a pass of its own
+        return Spectrum(fft.rfftn(field, dim=axes), 1 / math.prod(grid), grid)
+    return Spectrum(torch.fft.rfftn(field, dim=axes, norm="forward"), 1.0, grid)
+
+
+def features(field: Tensor, scale: Tensor, spectrum: Spectrum | None = None) -> Tensor:
     """Features [n, channels, count] of fields [n, channels, *grid]; `scale` [channels] is each channel's deviation.
 
     The linear ones come first, then the logarithms of the variance and of its part in each octave of max |k_i|, up to
     the largest on the grid. Every point counts: energy that averaging over blocks removes is in the last octave.
+    `spectrum` is theirs, if it is known.
     """
-    axes = tuple(range(2, field.ndim))
-    whole, grid = field, tuple(field.shape[2:])
-    if (transformed := _transformed(grid)) != grid:
-        field = _AVERAGES[len(grid)](field, transformed)
-    coefficients = transforms_for(field, in_graph=True).rfftn(field, dim=axes, norm="forward")
-    spectrum = torch.view_as_real(coefficients).flatten(2)
-    linear, last, others = _tables(tuple(field.shape[2:]), field.dtype, field.device)
-    # first along the last axis, so that the product has many rows: few long ones leave a GPU idle
-    sums = spectrum.square().unflatten(2, (len(others) // 2, -1)) @ last
-    energies = (sums.view(*sums.shape[:2], *others.shape) * others).sum(2)
-    if field is not whole:
+    coefficients, factor, grid = spectrum or spectrum_of(field)
+    energies = _energies(coefficients, factor, grid)
+    if grid != field.shape[2:]:
+        axes = tuple(range(2, field.ndim))
         left = (1 + _DAMPED) * energies[..., 0]
-        removed = (whole.var(axes, correction=0) - left).clamp_min_(0)
+        removed = (field.var(axes, correction=0) - left).clamp_min_(0)
         energies[..., 0] += removed
         energies[..., -1] += removed
     energies += (FLOOR * scale.square()).unsqueeze(-1)
-    return torch.cat([spectrum[..., linear], energies.log_()], dim=-1)
+    values = torch.view_as_real(coefficients).flatten(2)
+    linear = values.index_select(2, _linear_indices(grid, values.device)).mul_(factor)
+    return torch.cat([linear, energies.log_()], dim=-1)
+
+
+def _energies(coefficients: Tensor, factor: float, grid: tuple[int, ...]) -> Tensor:
+    """The variance and its part in each octave [n, channels, 1 + octaves], by Parseval."""
+    if coefficients.is_cuda and fft.is_preferred(coefficients, in_graph=True):
+        place_octaves = _place_octaves(grid[:-1], coefficients.device)
+        octaves = (max(grid) // 2).bit_length()
+        energies = octave_energies(
+            coefficients, place_octaves, points=grid[-1], octaves=octaves, factor=factor
+        )
+        return energies.view(*coefficients.shape[:2], -1)
+    values = torch.view_as_real(coefficients).flatten(2)
+    last, others = _weights(grid, values.dtype, values.device)
+    # first along the last axis, so that the product has many rows: few long ones leave a GPU idle
+    sums = values.square().unflatten(2, (len(others) // 2, -1)) @ last
+    return (sums.view(*sums.shape[:2], *others.shape) * others).sum(2) * factor**2
 
 
 def with_finer_octaves(mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,28 +146,24 @@ def _transformed(grid: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @cached_table(64)
-def _tables(
+def _weights(
     grid: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Indices of the linear features in rfftn's real-valued spectrum, and the weights of the energies.
+) -> tuple[Tensor, Tensor]:
+    """The weights of squares in rfftn's real-valued spectrum.
 
     By Parseval, a coefficient contributes its square, twice if rfftn omits its conjugate. The largest |k_i| is in a band if
     either that of the last axis is and the others are not above it, or the others' is and the last is below it. The weights
     of both cases are those of a coefficient's place on the last axis [2 * kept, 2 * bands] times those of its place on the
     others [places * 2, bands].
     """
-    *others, last = grid
+    last = grid[-1]
     kept = last // 2 + 1
     counts = torch.full((kept, 1), 2.0, dtype=torch.float64)
     counts[0] = 1.0
     if last % 2 == 0:
         counts[-1] = 1.0
     on_last = torch.arange(kept, dtype=torch.float64)[:, None]
-    on_others = torch.zeros(1, dtype=torch.float64)
-    for size in others:
-        k = torch.fft.fftfreq(size, 1 / size, dtype=torch.float64).abs()
-        on_others = torch.maximum(on_others[:, None], k).flatten()
-    on_others = on_others[:, None]
+    on_others = _largest_wavenumbers(grid[:-1])[:, None]
     # the variance, then the octaves
     low = torch.tensor([1.0, *(2.0**octave for octave in range((max(grid) // 2).bit_length()))])
     high = torch.cat([torch.tensor([math.inf]), 2 * low[1:]])
@@ -133,11 +171,28 @@ def _tables(
     within = on_others < high
     of_others = torch.stack([within, within & (on_others >= low)], dim=1).flatten(0, 1)
     of_last = of_last.repeat_interleave(2, dim=0)
-    return _linear_indices(grid).to(device), of_last.to(device, dtype), of_others.to(device, dtype)
+    return of_last.to(device, dtype), of_others.to(device, dtype)
 
 
-def _linear_indices(grid: tuple[int, ...]) -> Tensor:
-    """Indices of the mean, then of real and imaginary part of one wave of each pair {k, -k} with all |k_i| <= 1."""
+@cached_table(64)
+def _place_octaves(others: tuple[int, ...], device: torch.device) -> Tensor:
+    """Octave of the largest |k_i| on the axes but the last, int32 [places]; -1 where all are 0."""
+    largest = _largest_wavenumbers(others)
+    return largest.clamp_min(0.5).log2().floor().int().to(device)
+
+
+def _largest_wavenumbers(sizes: tuple[int, ...]) -> Tensor:
+    """The largest |k_i| of coefficients on axes of these sizes, float64, flattened; a single 0 without axes."""
+    largest = torch.zeros(1, dtype=torch.float64)
+    for size in sizes:
+        k = torch.fft.fftfreq(size, 1 / size, dtype=torch.float64).abs()
+        largest = torch.maximum(largest[:, None], k).flatten()
+    return largest
+
+
+@cached_table(64)
+def _linear_indices(grid: tuple[int, ...], device: torch.device) -> Tensor:
+    """Indices in rfftn's real-valued spectrum of the mean, then of real and imaginary part of one wave of each pair {k, -k} with all |k_i| <= 1."""
     sizes = (*grid[:-1], grid[-1] // 2 + 1)
     indices = [0]
     for k in itertools.product((-1, 0, 1), repeat=len(grid)):
@@ -146,4 +201,4 @@ def _linear_indices(grid: tuple[int, ...]) -> Tensor:
             for step, size in zip(k, sizes, strict=True):
                 flat = flat * size + step % size
             indices += [2 * flat, 2 * flat + 1]
-    return torch.tensor(indices)
+    return torch.tensor(indices, device=device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from torch import Tensor
 from turbofno.models.trust.tables import cached_table
 from turbofno.models.zoo.pde.navier_stokes import paper_forcing
 from turbofno_ops import fft
+
+if TYPE_CHECKING:
+    from turbofno.models.trust.features import Spectrum
 
 _BURGERS_MODES = 64
 _DARCY_MODES = 16
@@ -65,31 +68,47 @@ def darcy(a: Tensor, u: Tensor, *, source: float) -> Tensor:
     """
     points_x, points_y = a.shape[1:]
     x, y, ones, inverse = _darcy_tables(points_x - 2, points_y - 2, a.dtype, a.device)
-    inside = torch.nn.functional.pad(u[:, 1:-1, 1:-1], (1, 1, 1, 1))
-    # Twice the fluxes through the faces. Summed by parts, the divergence is taken of the sines.
-    flux_x = (inside[:, 1:, 1:-1] - inside[:, :-1, 1:-1]).mul_(a[:, 1:, 1:-1] + a[:, :-1, 1:-1])
-    flux_y = (inside[:, 1:-1, 1:] - inside[:, 1:-1, :-1]).mul_(a[:, 1:-1, 1:] + a[:, 1:-1, :-1])
+    # Summed by parts, the divergence is taken of the sines.
+    flux_x = _fluxes(a[:, :, 1:-1], u[:, :, 1:-1], dim=1)
+    flux_y = _fluxes(a[:, 1:-1], u[:, 1:-1], dim=2)
     applied = x.fluxes.mT @ (flux_x @ y.sines) + x.sines.mT @ (flux_y @ y.fluxes)
     projected = inverse * (source / ((points_x - 1) * (points_y - 1)) * ones - applied / 2)
     estimate = projected.flatten(1).norm(dim=1) / a.mean((1, 2)).abs()
     return _ratio(estimate, u.flatten(1).norm(dim=1))
 
 
-def navier_stokes(w0: Tensor, w1: Tensor, *, nu: float, time: float) -> Tensor:
+def _fluxes(a: Tensor, u: Tensor, *, dim: int) -> Tensor:
+    """Twice the fluxes through the faces across an axis of [n, *grid], for u = 0 at its ends."""
+    count = u.shape[dim] - 1
+    sums = a.narrow(dim, 1, count) + a.narrow(dim, 0, count)
+    fluxes = (u.narrow(dim, 1, count) - u.narrow(dim, 0, count)).mul_(sums)
+    torch.mul(u.select(dim, 1), sums.select(dim, 0), out=fluxes.select(dim, 0))
+    torch.mul(u.select(dim, -2), sums.select(dim, -1), out=fluxes.select(dim, -1)).neg_()
+    return fluxes
+
+
+def navier_stokes(
+    w0: Tensor, w1: Tensor, *, nu: float, time: float, spectrum: Spectrum | None = None
+) -> Tensor:
     """Relative difference [n] between w1 - w0 and the time integral of the tendency; w0 and w1 are [n, *grid].
 
     The integral is that of the cubic Hermite interpolant of the tendencies at both ends, for wavenumbers up to 10.
+    `spectrum` is that of w0 on its grid, if it is known: [n, 1, ...].
     """
     flow = _flow_tables(nu, w0.dtype, w0.device)
-    both = torch.stack([_low_modes(w0), _low_modes(w1)])
+    before = _low_modes(w0) if spectrum is None else spectrum.low(_FLOW_KEPT)[:, 0]
+    both = torch.stack([before, _low_modes(w1)])
     velocity = _velocity(both, flow)
-    tendency = _advection(velocity, velocity, flow).addcmul_(flow.damping, both, value=-1)
+    tendency = _advection(velocity, velocity, flow)
+    _damp(tendency, both, flow)
     tendency += flow.forcing
-    # Advection is bilinear and symmetric, so this is its derivative along the tendency.
-    rate = 2 * _advection(velocity, _velocity(tendency, flow), flow)
-    rate.addcmul_(flow.damping, tendency, value=-1)
-    integral = time / 2 * (tendency[0] + tendency[1]) + time**2 / 12 * (rate[0] - rate[1])
-    return _relative(both[1] - both[0] - integral, both[1])
+    # Advection is bilinear and symmetric, so this is half its derivative along the tendency.
+    rate = _advection(velocity, _velocity(tendency, flow), flow).mul_(2)
+    _damp(rate, tendency, flow)
+    missed = both[1] - both[0]
+    missed.sub_(tendency[0] + tendency[1], alpha=time / 2)
+    missed.sub_(rate[0] - rate[1], alpha=time**2 / 12)
+    return _relative(missed, both[1])
 
 
 def _low_modes(w: Tensor) -> Tensor:
@@ -114,13 +133,18 @@ def _on_grid(low: Tensor) -> Tensor:
 
 
 class _Flow(NamedTuple):
-    """Coefficients [21, 11] of the vorticity equation in Fourier space; see models/zoo/pde/navier_stokes.py."""
+    """Coefficients of the vorticity equation in Fourier space; see models/zoo/pde/navier_stokes.py.
+
+    Real ones are [21, 11, 1], factors of real and imaginary parts: PyTorch multiplies complex numbers slowly.
+    """
 
     damping: Tensor
     velocity: Tensor
+    """Complex [2, 21, 11]."""
     cross: Tensor
     difference: Tensor
     forcing: Tensor
+    """Complex [21, 11]."""
 
 
 def _velocity(w: Tensor, flow: _Flow) -> Tensor:
@@ -135,8 +159,13 @@ def _advection(v: Tensor, u: Tensor, flow: _Flow) -> Tensor:
     cross, difference = products.unbind(-3)
     torch.mul(v1, u2, out=cross).addcmul_(v2, u1)
     torch.mul(v2, u2, out=difference).addcmul_(v1, u1, value=-1)
-    first, second = _low_modes(products).unbind(-3)
-    return torch.addcmul(flow.cross * first, flow.difference, second)
+    first, second = torch.view_as_real(_low_modes(products)).unbind(-4)
+    return torch.view_as_complex((flow.cross * first).addcmul_(flow.difference, second))
+
+
+def _damp(rate: Tensor, w: Tensor, flow: _Flow) -> None:
+    """Subtract from the rate of change of vorticity what viscosity damps of it."""
+    torch.view_as_real(rate).addcmul_(flow.damping, torch.view_as_real(w), value=-1)
 
 
 def _relative(part: Tensor, whole: Tensor) -> Tensor:
@@ -144,7 +173,7 @@ def _relative(part: Tensor, whole: Tensor) -> Tensor:
     # rfft omits the conjugates of coefficients with k > 0 on the last axis. Small batches: fewer calls are faster.
     both = torch.stack([part, whole])
     both[..., 0] *= math.sqrt(0.5)
-    norms = torch.linalg.vector_norm(both.flatten(2), dim=2)
+    norms = torch.linalg.vector_norm(torch.view_as_real(both).flatten(2), dim=2)
     return _ratio(norms[0], norms[1])
 
 
@@ -204,15 +233,19 @@ def _flow_tables(nu: float, dtype: torch.dtype, device: torch.device) -> _Flow:
     )
     squared = kx**2 + ky**2
     inverse = torch.where(squared > 0, 1 / (2 * math.pi * squared), 0.0)
-    return _Flow(
-        *(
-            table.to(device, dtype.to_complex())
-            for table in (
-                4 * math.pi**2 * nu * squared,
-                1j * torch.stack([ky * inverse, -kx * inverse]),
-                2 * math.pi**2 * (kx**2 - ky**2),
-                4 * math.pi**2 * kx * ky,
-                _low_modes(paper_forcing(_FLOW_GRID)),
-            )
+    damping, cross, difference = (
+        table.unsqueeze(-1).to(device, dtype)
+        for table in (
+            4 * math.pi**2 * nu * squared,
+            2 * math.pi**2 * (kx**2 - ky**2),
+            4 * math.pi**2 * kx * ky,
         )
     )
+    velocity, forcing = (
+        table.to(device, dtype.to_complex())
+        for table in (
+            1j * torch.stack([ky * inverse, -kx * inverse]),
+            _low_modes(paper_forcing(_FLOW_GRID)),
+        )
+    )
+    return _Flow(damping, velocity, cross, difference, forcing)

@@ -12,9 +12,11 @@ from turbofno.models.core.config import BurgersResidual, DarcyResidual
 from turbofno.models.core.statistics import INPUT_DISTANCE, RESIDUAL
 from turbofno.models.trust import residuals
 from turbofno.models.trust.features import (
+    Spectrum,
     distance,
     features,
     resolved_features,
+    spectrum_of,
     with_finer_octaves,
 )
 
@@ -54,8 +56,9 @@ class Signals:
         input_distance: distance from the training distribution; 1 in 100 training fields is above 1.
         residual: residual of the PDE, an estimate of the relative L2 error; absent on grids that it does not support.
         """
-        found = self._input_distance(inputs)
-        residual = residual_on(self._declared, tuple(inputs.shape[2:]))
+        spectrum = None if self._distribution is None else spectrum_of(inputs)
+        found = self._input_distance(inputs, spectrum)
+        residual = residual_on(self._declared, tuple(inputs.shape[2:]), spectrum)
         if residual is not None and inputs.shape[2:] == outputs.shape[2:]:
             found[RESIDUAL] = residual(inputs[:, 0], outputs[:, 0])
         return _bounded(found)
@@ -64,11 +67,13 @@ class Signals:
         """Signals that need no outputs: input_distance."""
         return _bounded(self._input_distance(inputs))
 
-    def _input_distance(self, inputs: Tensor) -> dict[str, Tensor]:
+    def _input_distance(
+        self, inputs: Tensor, spectrum: Spectrum | None = None
+    ) -> dict[str, Tensor]:
         if self._distribution is None:
             return {}
         resolved = min(self._known, resolved_features(tuple(inputs.shape[2:])))
-        found = features(inputs, self._scale)
+        found = features(inputs, self._scale, spectrum)
         apart = distance(found, self._mean, self._deviation, resolved)
         return {INPUT_DISTANCE: apart / self._distribution.edge}
 
@@ -78,9 +83,12 @@ def _bounded(found: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def residual_on(
-    declared: Residual | None, grid: tuple[int, ...]
+    declared: Residual | None, grid: tuple[int, ...], spectrum: Spectrum | None = None
 ) -> Callable[[Tensor, Tensor], Tensor] | None:
-    """The declared residual as a function of input and output [n, *grid]; None on grids that it does not support."""
+    """The declared residual as a function of input and output [n, *grid]; None on grids that it does not support.
+
+    `spectrum` is that of the inputs, if it is known.
+    """
     if declared is None:
         return None
     if isinstance(declared, BurgersResidual):
@@ -90,4 +98,6 @@ def residual_on(
         few = min(grid) < residuals.DARCY_LEAST
         return None if few else partial(residuals.darcy, source=declared.source)
     few = min(grid) < residuals.NAVIER_STOKES_LEAST
-    return None if few else partial(residuals.navier_stokes, nu=declared.nu, time=declared.time)
+    known = spectrum if spectrum is not None and spectrum.grid == grid else None
+    at = {"nu": declared.nu, "time": declared.time}
+    return None if few else partial(residuals.navier_stokes, **at, spectrum=known)

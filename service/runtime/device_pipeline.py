@@ -1,6 +1,7 @@
 """Runs batches on a device: directly on a CPU; on a GPU through pinned memory, overlapped with other batches.
 
-On a GPU three streams overlap: while the kernels of batch n run, batch n+1 is copied in and batch n-1 is copied out.
+On a GPU four streams overlap: while the network runs on batch n, batch n+1 is copied in, batch n-1 is judged and copied out.
+The trust signals are many small kernels, which leave most of a GPU to the network.
 `start`, on the device thread, gathers the fields of n+1 into pinned memory. The wait that it returns, on another
 thread, gives the output of n-1 in pinned memory, until it is released. Arrays in page-locked shared memory are not
 staged: the GPU reads and writes them itself (zero-copy).
@@ -8,8 +9,9 @@ staged: the GPU reads and writes them itself (zero-copy).
 Python overhead is costly while an event loop is busy: every call that releases the interpreter lock waits to get it
 back. So all fields are copied or gathered by one call, and streams are switched without querying the current one.
 
-    copy_in   | in n+1 |            each arrow is an event:
-    kernels       | kernels n |     in n -> kernels n -> out n -> the wait of n
+    copy_in   | in n+1 |                    each arrow is an event:
+    network       | network n |             in n -> network n -> signals n and out n -> the wait of n
+    judge               | signals n-1 |
     copy_out            | out n-1 |
 """
 
@@ -124,8 +126,9 @@ class DevicePipeline:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._streams = [torch.cuda.Stream(device) for _ in range(3)]
-        self._copy_in, self._kernels, self._copy_out = self._streams
+        self._copy_in, self._network, self._copy_out = (torch.cuda.Stream(device) for _ in range(3))
+        # Preferred: a batch waits for its signals, and they take little from the next one.
+        self._judge = torch.cuda.Stream(device, priority=-1)
         self._staging = [_Staging() for _ in range(IN_FLIGHT)]
         self._free: queue.SimpleQueue[_Staging] = queue.SimpleQueue()
         for staging in self._staging:
@@ -134,11 +137,13 @@ class DevicePipeline:
     @contextmanager
     def in_turn(self) -> Iterator[None]:
         try:
-            with torch.cuda.stream(self._kernels):
+            with torch.cuda.stream(self._network):
+                # the judge's graphs are not for two batches at once
+                self._network.wait_stream(self._judge)
                 yield
         except Exception as error:
             try:
-                self._kernels.synchronize()
+                self._network.synchronize()
             except RuntimeError:
                 raise _lost(error) from error
             raise
@@ -161,7 +166,7 @@ class DevicePipeline:
         except Exception as error:
             try:
                 # Work enqueued before the failure may still use the memory.
-                for stream in self._streams:
+                for stream in (self._copy_in, self._network, self._judge, self._copy_out):
                     stream.synchronize()
             except RuntimeError:
                 raise _lost(error) from error
@@ -184,16 +189,18 @@ class DevicePipeline:
             x = self._copy_to_device(staging, parts)
             staging.copied_in.record(self._copy_in)
             gather_seconds = time.perf_counter() - started
-            set_stream(self._kernels)
-            self._kernels.wait_event(staging.copied_in)
-            staging.began.record(self._kernels)
+            set_stream(self._network)
+            self._network.wait_event(staging.copied_in)
+            staging.began.record(self._network)
             y, ran = forward(x)
             y = y if y.is_contiguous() else y.contiguous()
-            staging.ended.record(self._kernels)
+            staging.ended.record(self._network)
+            set_stream(self._judge)
+            self._judge.wait_event(staging.ended)
             judged = judge(x, y)
             total = y.sum().view(1)
             numbers = torch.cat([total, *judged.values()]) if judged else total
-            staging.judged.record(self._kernels)
+            staging.judged.record(self._judge)
             host_numbers = staging.numbers(len(numbers))
             set_stream(self._copy_out)
             # The output is copied while `judge` runs.

@@ -29,7 +29,7 @@ def test_a_row_has_both_times(monkeypatch: pytest.MonkeyPatch) -> None:
             asked.append(len(preferred))
         assert asked[0] == asked[2] == 0, "torch.fft everywhere asks nobody"
         assert asked[1] > 0
-        return [36.0, 40.0, 48.0]
+        return [trust._BATCHES * ms for ms in (9.0, 10.0, 12.0)]
 
     monkeypatch.setattr(trust, "milliseconds", counted)
     with (

@@ -33,7 +33,7 @@ from turbofno_ops.__main__ import report
 
 ROOT = Path(__file__).resolve().parents[2]
 _PIPELINE = "tests/service/runtime/test_device_pipeline.py"
-OVERLAP = f"{_PIPELINE}::test_copies_and_kernels_overlap"
+OVERLAP = f"{_PIPELINE}::test_copies_network_and_signals_overlap"
 """Compares times, so it runs alone."""
 _SECOND_CARD = (
     f"{_PIPELINE}::test_models_run_on_a_device_that_is_not_the_default",

@@ -38,6 +38,7 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "norm": _native.Norm,
     "fft": _native.Fft,
     "ntt": _native.Ntt,
+    "octaves": _native.Octaves,
 }
 TYPES: dict[str, Any] = {
     "int32_t": c_int32,

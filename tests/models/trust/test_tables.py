@@ -42,4 +42,4 @@ def test_all_tables_of_the_signals_are_held() -> None:
     signals, x = Signals(load_model(TRAINED / DARCY.name).config), torch.rand(1, 1, 43, 43)
     with used_tables() as held:
         signals(x, x)
-    assert len(held) == 2  # one of the features, one of the residual
+    assert len(held) == 3  # two of the features, one of the residual
