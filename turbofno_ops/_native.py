@@ -17,7 +17,8 @@ MAX_STEPS = 16
 MAX_SLABS = 8
 PLAN_WORDS = 128
 DOT_OUTPUTS = 4
-ABI = 125652907
+FLUX_MODES = 16
+ABI = 1464886808
 LIBRARY_VARIABLE = "TURBOFNO_LIBRARY"
 """Environment variable with the path of another build of the library."""
 
@@ -214,6 +215,16 @@ class Octaves(ctypes.Structure):
     ]
 
 
+class Fluxes(ctypes.Structure):
+    """turbofno_fluxes"""
+
+    _fields_: ClassVar = [
+        *[(name, c_int64) for name in ("fields", "a_pitch", "u_pitch")],
+        *[(name, c_int32) for name in ("rows", "points")],
+        *[(name, c_void_p) for name in ("a", "u", "across", "along", "out")],
+    ]
+
+
 LAUNCHES: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "tile_program": (Tile, TilePlan),
     "analyze_rows": (RowAnalysis,),
@@ -230,6 +241,7 @@ LAUNCHES: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "half_fft": (Fft,),
     "number_theoretic_transform": (Ntt,),
     "octave_energies": (Octaves,),
+    "project_fluxes": (Fluxes,),
 }
 REFUSALS: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "tile_prepare": (Tile, TilePlan),

@@ -110,7 +110,8 @@ typedef struct {
                                                   PROJECT's [16]. Zero padded */
 } turbofno_step;
 
-#define TURBOFNO_ABI 125652907 /* checksum of this header's declarations; test_abi.py has the new one after a change */
+#define TURBOFNO_FLUX_MODES 16 /* functions that fluxes are projected on */
+#define TURBOFNO_ABI 1464886808 /* checksum of this header's declarations; test_abi.py has the new one after a change */
 #define TURBOFNO_MAX_STEPS 16
 #define TURBOFNO_MAX_SLABS 8
 #define TURBOFNO_DOT_OUTPUTS 4
@@ -377,6 +378,18 @@ typedef struct {
     float *out; /* [fields][parts][1 + octaves], to be summed over the parts; all of them come first */
 } turbofno_octaves;
 
+/* Fluxes of div(a grad u) through the faces between neighbouring points, (difference of u) (sum of a) with u = 0 at the ends of
+ * both axes, each row of them projected on functions of the last axis. */
+typedef struct {
+    int64_t fields;
+    int64_t a_pitch, u_pitch; /* values from one field to the next */
+    int32_t rows, points; /* of a field */
+    const float *a, *u; /* [fields][rows][points] */
+    const float *across, *along; /* [TURBOFNO_FLUX_MODES][points]: functions for the fluxes to the next row, at inner points, and
+                                  * to the next point, at faces; zeros elsewhere */
+    float *out; /* [fields][across, along][rows][TURBOFNO_FLUX_MODES]; 0 where a row has no such fluxes */
+} turbofno_fluxes;
+
 /* Fills in the plan of a tile program. Returns null, or the reason why the shape is not supported. Reads none of the
  * tile's pointers; needs no GPU. */
 const char *turbofno_tile_prepare(const turbofno_tile *tile, turbofno_tile_plan *plan);
@@ -413,6 +426,7 @@ turbofno_status turbofno_mixed_radix_fft(const turbofno_fft *fft, struct CUstrea
 turbofno_status turbofno_dense_dft(const turbofno_fft *fft, struct CUstream_st *stream);
 turbofno_status turbofno_half_fft(const turbofno_fft *fft, struct CUstream_st *stream);
 turbofno_status turbofno_octave_energies(const turbofno_octaves *octaves, struct CUstream_st *stream);
+turbofno_status turbofno_project_fluxes(const turbofno_fluxes *fluxes, struct CUstream_st *stream);
 turbofno_status turbofno_number_theoretic_transform(const turbofno_ntt *transform, struct CUstream_st *stream);
 
 /* Returns TURBOFNO_ABI of the header that the library was compiled with. */

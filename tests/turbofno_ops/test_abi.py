@@ -39,6 +39,7 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "fft": _native.Fft,
     "ntt": _native.Ntt,
     "octaves": _native.Octaves,
+    "fluxes": _native.Fluxes,
 }
 TYPES: dict[str, Any] = {
     "int32_t": c_int32,
@@ -139,6 +140,7 @@ def test_lengths_of_arrays_are_the_header_s() -> None:
     assert macro("TURBOFNO_MAX_SLABS") == _native.MAX_SLABS
     assert macro("TURBOFNO_PLAN_WORDS") == _native.PLAN_WORDS
     assert macro("TURBOFNO_DOT_OUTPUTS") == _native.DOT_OUTPUTS
+    assert macro("TURBOFNO_FLUX_MODES") == _native.FLUX_MODES
 
 
 def test_the_interface_s_checksum_is_that_of_the_header() -> None:

@@ -10,15 +10,12 @@ import torch
 
 from tests.draws import generator
 from tests.turbofno_ops.cuda_on_cpu import compile_kernels
-from turbofno_ops import _native, native_status
+from tests.turbofno_ops.on_gpu import needs_kernels
+from turbofno_ops import _native
 from turbofno_ops._octaves import octave_energies
 
 GRIDS = [(1,), (2,), (9,), (64,), (1000,), (2, 3), (16, 16), (61, 85), (128, 5), (4, 600), (5, 6, 7), (33, 2, 18)]  # fmt: skip
 BOUND = 2e-6
-
-needs_kernels = pytest.mark.skipif(
-    not (torch.cuda.is_available() and native_status().loaded), reason="needs the CUDA kernels"
-)
 
 
 def wavenumbers(grid: tuple[int, ...]) -> np.ndarray:
