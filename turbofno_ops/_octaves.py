@@ -34,8 +34,9 @@ def octave_energies(
     """
     places, kept = len(place_octaves), coefficients.shape[-1]
     fields = coefficients.numel() // (places * kept)
-    blocks = 4 * device_limits(coefficients.device).multiprocessors
-    parts = max(1, min(places // _LEAST_PLACES, blocks // fields))
+    # as many blocks as multiprocessors at least; with more parts, summing them takes longer
+    wanted = 2 * device_limits(coefficients.device).multiprocessors // fields
+    parts = max(1, min(places // _LEAST_PLACES, wanted))
     out = torch.empty(fields, parts, 1 + octaves, device=coefficients.device)
     structure = Octaves(
         fields=fields,

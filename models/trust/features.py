@@ -93,7 +93,7 @@ def features(field: Tensor, scale: Tensor, spectrum: Spectrum | None = None) -> 
         removed = (field.var(axes, correction=0) - left).clamp_min_(0)
         energies[..., 0] += removed
         energies[..., -1] += removed
-    energies += (FLOOR * scale.square()).unsqueeze(-1)
+    energies.addcmul_(scale[:, None], scale[:, None], value=FLOOR)
     values = torch.view_as_real(coefficients).flatten(2)
     linear = values.index_select(2, _linear_indices(grid, values.device)).mul_(factor)
     return torch.cat([linear, energies.log_()], dim=-1)
