@@ -18,7 +18,7 @@ MAX_SLABS = 8
 PLAN_WORDS = 128
 DOT_OUTPUTS = 4
 FLUX_MODES = 16
-ABI = 1464886808
+ABI = 769745362
 LIBRARY_VARIABLE = "TURBOFNO_LIBRARY"
 """Environment variable with the path of another build of the library."""
 
@@ -193,6 +193,27 @@ class Fft(ctypes.Structure):
     ]
 
 
+class PlaneAxis(ctypes.Structure):
+    """turbofno_plane_axis"""
+
+    _fields_: ClassVar = [
+        *[(name, c_int32) for name in ("points", "in_head", "in_tail", "out_head", "out_tail")],
+        ("table", c_void_p),
+    ]
+
+
+class PlaneTransform(ctypes.Structure):
+    """turbofno_plane_transform"""
+
+    _fields_: ClassVar = [
+        ("planes", c_int64),
+        *[(name, PlaneAxis) for name in ("height", "width")],
+        *[(name, c_int32) for name in ("kind", "inverse", "shared_bytes")],
+        ("scale", c_float),
+        *[(name, c_void_p) for name in ("input", "out")],
+    ]
+
+
 class Ntt(ctypes.Structure):
     """turbofno_ntt"""
 
@@ -237,6 +258,7 @@ LAUNCHES: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "field_moments": (Moments,),
     "norm_affine": (Norm,),
     "mixed_radix_fft": (Fft,),
+    "plane_fft": (PlaneTransform,),
     "dense_dft": (Fft,),
     "half_fft": (Fft,),
     "number_theoretic_transform": (Ntt,),
@@ -251,6 +273,7 @@ REFUSALS: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "spectral_unsupported": (Spectral,),
     "batched_spectral_unsupported": (BatchedSpectral,),
     "mixed_radix_fft_unsupported": (Fft,),
+    "plane_fft_unsupported": (PlaneTransform,),
     "dense_dft_unsupported": (Fft,),
     "half_fft_unsupported": (Fft,),
     "ntt_unsupported": (Ntt,),

@@ -111,7 +111,7 @@ typedef struct {
 } turbofno_step;
 
 #define TURBOFNO_FLUX_MODES 16 /* functions that fluxes are projected on */
-#define TURBOFNO_ABI 1464886808 /* checksum of this header's declarations; test_abi.py has the new one after a change */
+#define TURBOFNO_ABI 769745362 /* checksum of this header's declarations; test_abi.py has the new one after a change */
 #define TURBOFNO_MAX_STEPS 16
 #define TURBOFNO_MAX_SLABS 8
 #define TURBOFNO_DOT_OUTPUTS 4
@@ -336,6 +336,26 @@ typedef struct {
     const void *table;
 } turbofno_fft;
 
+/* One axis of a plane, whose values are given and computed as those of a line of turbofno_fft. */
+typedef struct {
+    int32_t points;
+    int32_t in_head, in_tail, out_head, out_tail;
+    const void *table; /* exp(-2 pi i j / points), complex float32 [points] */
+} turbofno_plane_axis;
+
+/* Discrete Fourier transforms of many planes along both axes, float32. Each plane that is given or computed is contiguous, and
+ * so are all planes. With a half spectrum it is that of `width`. A non-finite input value spoils its plane only. */
+typedef struct {
+    int64_t planes;
+    turbofno_plane_axis height, width; /* neighbours along `width` are neighbours in memory */
+    int32_t kind; /* turbofno_transform_kind */
+    int32_t inverse; /* sign of the exponent. 0: -, 1: + */
+    int32_t shared_bytes; /* opt-in shared memory per block of the device */
+    float scale; /* factor of the result */
+    const void *input;
+    void *out;
+} turbofno_plane_transform;
+
 typedef enum {
     TURBOFNO_BABY_BEAR = 0, /* 15 * 2^27 + 1 */
     TURBOFNO_GOLDILOCKS = 1 /* 2^64 - 2^32 + 1 */
@@ -401,6 +421,7 @@ const char *turbofno_product_unsupported(const turbofno_product *product);
 const char *turbofno_spectral_unsupported(const turbofno_spectral *spectral);
 const char *turbofno_batched_spectral_unsupported(const turbofno_batched_spectral *spectral);
 const char *turbofno_mixed_radix_fft_unsupported(const turbofno_fft *fft);
+const char *turbofno_plane_fft_unsupported(const turbofno_plane_transform *transform);
 const char *turbofno_dense_dft_unsupported(const turbofno_fft *fft);
 const char *turbofno_half_fft_unsupported(const turbofno_fft *fft);
 const char *turbofno_ntt_unsupported(const turbofno_ntt *transform);
@@ -423,6 +444,7 @@ turbofno_status turbofno_spectral_moments(const turbofno_moments *moments, struc
 turbofno_status turbofno_field_moments(const turbofno_moments *moments, struct CUstream_st *stream);
 turbofno_status turbofno_norm_affine(const turbofno_norm *norm, struct CUstream_st *stream);
 turbofno_status turbofno_mixed_radix_fft(const turbofno_fft *fft, struct CUstream_st *stream);
+turbofno_status turbofno_plane_fft(const turbofno_plane_transform *transform, struct CUstream_st *stream);
 turbofno_status turbofno_dense_dft(const turbofno_fft *fft, struct CUstream_st *stream);
 turbofno_status turbofno_half_fft(const turbofno_fft *fft, struct CUstream_st *stream);
 turbofno_status turbofno_octave_energies(const turbofno_octaves *octaves, struct CUstream_st *stream);

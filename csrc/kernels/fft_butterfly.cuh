@@ -47,7 +47,7 @@ __device__ __forceinline__ void butterfly(const FftBlock<Shape> &block, Stage st
         }
     }
     if constexpr (R > 1) {
-        if (stage > 0) twiddle(a, x, before * after * a.table_step);
+        if (stage > 0) twiddle(a.table, x, before * after * a.table_step);
     }
     if constexpr (Shape::kFixed) {
         float2 y[R];

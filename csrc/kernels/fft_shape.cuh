@@ -12,7 +12,7 @@ template <int... R> struct FixedRadices {
     static constexpr int kStages = sizeof...(R);
     static constexpr int kThreads = kMaxFftThreads, kBlocks = 1;
 
-    __device__ explicit FixedRadices(const FftPlan &) {}
+    __device__ explicit FixedRadices(const FftDigits &) {}
     static __device__ constexpr int radix(int stage) {
         const int list[] = {R...};
         return list[stage];
@@ -40,9 +40,9 @@ template <int... R> struct FixedRadices {
 template <int MAX_RADIX, int THREADS, int BLOCKS> struct AnyRadices {
     static constexpr bool kFixed = false, kConvolved = false;
     static constexpr int kMaxRadix = MAX_RADIX, kThreads = THREADS, kBlocks = BLOCKS;
-    const FftPlan &p;
+    const FftDigits &p;
 
-    __device__ explicit AnyRadices(const FftPlan &plan) : p(plan) {}
+    __device__ explicit AnyRadices(const FftDigits &digits) : p(digits) {}
     __device__ int radix(int stage) const { return p.radix[stage]; }
     __device__ int pitch(int stage) const { return p.pitch[stage]; }
     __device__ int size() const { return p.size; }

@@ -10,8 +10,7 @@ namespace turbofno {
 
 // Multiplies value r of a butterfly by root `index` to the power of r. Powers 1, 2, 4, 8 and 16 are read from the table,
 // others are products of at most three.
-template <int R> __device__ __forceinline__ void twiddle(const FftArguments &a, float2 (&x)[R], int index) {
-    const float2 *table = a.table;
+template <int R> __device__ __forceinline__ void twiddle(const float2 *table, float2 (&x)[R], int index) {
     const float2 w1 = __ldg(table + index);
     float2 near[4] = {{}, w1, {}, {}};
     x[1] = product(x[1], w1);

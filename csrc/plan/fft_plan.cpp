@@ -146,7 +146,7 @@ int filling_lines(const FftPlan &p) {
     return best;
 }
 
-FftPlan lay_out(const turbofno_fft &given, const Stages &stages) {
+FftPlan lay_out(const turbofno_fft &given, const FftDigits &digits) {
     turbofno_fft fft = given;
     const int64_t all = fft.outer * fft.inner;
     const auto joined = [&](int64_t outer, int64_t inner) { return outer == inner * fft.inner; };
@@ -164,7 +164,7 @@ FftPlan lay_out(const turbofno_fft &given, const Stages &stages) {
     }
 
     FftPlan p{};
-    p.size = complex_size(fft);
+    static_cast<FftDigits &>(p) = digits;
     p.twiddle_points = fft.twiddle_points;
     p.paired = fft.kind != TURBOFNO_COMPLEX && fft.points % 2 == 1;
     p.joined = fft.outer == 1;
@@ -173,16 +173,6 @@ FftPlan lay_out(const turbofno_fft &given, const Stages &stages) {
     p.total = p.paired ? ceil_div(all, int64_t(2)) : all;
     p.fixed = fixed_radices(p.size).radix[0] != 0;
     p.convolved = is_convolved(p.size);
-    p.stages = stages.count;
-    std::copy(stages.radix, stages.radix + stages.count, p.radix);
-    for (int i = 0; i < p.stages; ++i) {
-        p.pitch[i] = fft_pitch(p.radix, p.stages, i);
-        p.by_radix[i] = quotient(unsigned(p.radix[i]));
-        p.by_butterflies[i] = quotient(unsigned(p.size / p.radix[i]));
-    }
-    for (int i = p.stages - 1, after = 1; i >= 0; after *= p.radix[i--]) p.by_after[i] = quotient(unsigned(after));
-    p.by_size = quotient(unsigned(p.size));
-    p.by_half = quotient(unsigned(ceil_div(p.size, 2)));
     p.by_inner = quotient(unsigned(fft.inner));
     p.in = side_of(fft, p, 0);
     p.out = side_of(fft, p, 1);
@@ -224,6 +214,23 @@ FftPlan lay_out(const turbofno_fft &given, const Stages &stages) {
 
 } // namespace
 
+bool split_into_digits(int size, FftDigits &d) {
+    const Stages stages = stages_of(size);
+    if (stages.count == 0) return false;
+    d.size = size;
+    d.stages = stages.count;
+    std::copy(stages.radix, stages.radix + stages.count, d.radix);
+    for (int i = 0; i < d.stages; ++i) {
+        d.pitch[i] = fft_pitch(d.radix, d.stages, i);
+        d.by_radix[i] = quotient(unsigned(d.radix[i]));
+        d.by_butterflies[i] = quotient(unsigned(size / d.radix[i]));
+    }
+    for (int i = d.stages - 1, after = 1; i >= 0; after *= d.radix[i--]) d.by_after[i] = quotient(unsigned(after));
+    d.by_size = quotient(unsigned(size));
+    d.by_half = quotient(unsigned(ceil_div(size, 2)));
+    return true;
+}
+
 bool lines_are_counted(const turbofno_fft &fft) {
     constexpr int64_t most = (int64_t(1) << 31) - 1;
     return fft.outer >= 1 && fft.inner >= 1 && fft.outer <= most / fft.inner;
@@ -241,8 +248,8 @@ const char *prepare(const turbofno_fft &fft, FftPlan &p) {
     if (fft.points < 2) return "a line has fewer than 2 points";
     const int size = complex_size(fft);
     if (size > kMaxFftSize) return "a line is longer than 8192 complex values, of real ones 16384";
-    const Stages stages = stages_of(size);
-    if (stages.count == 0) return "the size has a prime factor above 17";
+    FftDigits digits{};
+    if (!split_into_digits(size, digits)) return "the size has a prime factor above 17";
     if (is_convolved(size) && fft.points != size) return "real lines of twice a prime above 17 are not in pairs";
     if (!lines_are_counted(fft)) return "the lines are not in 1 .. 2^31 - 1";
     for (int side = 0; side < 2; ++side) {
@@ -253,7 +260,7 @@ const char *prepare(const turbofno_fft &fft, FftPlan &p) {
     }
     if (fft.twiddle_points < 0) return "the points of the twiddles are negative";
     if (fft.twiddle_points > 0 && fft.kind != TURBOFNO_COMPLEX) return "only complex transforms take twiddles";
-    p = lay_out(fft, stages);
+    p = lay_out(fft, digits);
     if (p.shared_bytes > fft.shared_bytes) return "a line does not fit in shared memory";
     return nullptr;
 }

@@ -45,13 +45,18 @@ struct FftSide {
 
 // A line of `size` complex values has digits d[0], d[1], .. of the radices; value p = sum of d[i] radix[i + 1] radix[i + 2] ..
 // Stage i transforms digit i in place. Value p is in shared memory at the sum of d[i] pitch[i].
-struct FftPlan {
-    int size; // complex values of a transform: points, or half as many for real transforms of even size
+struct FftDigits {
+    int size;
     int stages;
     int radix[kMaxFftStages], pitch[kMaxFftStages];
     Quotient by_radix[kMaxFftStages], by_butterflies[kMaxFftStages]; // butterflies of a line: size / radix
     Quotient by_after[kMaxFftStages]; // combinations of the later digits
-    Quotient by_size, by_half; // by_half: pairs of kFftHalf and kFftTwoHalves, (size + 1) / 2
+    Quotient by_size, by_half; // by_half: (size + 1) / 2
+};
+
+// `size` is that of a complex transform: points, or half as many for real transforms of even size. by_half: pairs of kFftHalf
+// and kFftTwoHalves.
+struct FftPlan : FftDigits {
     FftSide in, out;
     int64_t twiddle_points; // turbofno_fft.twiddle_points, or 0 where they are all 1
     int64_t given; // lines of the arrays
@@ -114,6 +119,9 @@ TURBOFNO_HOST_DEVICE constexpr int fft_pitch(const int *radix, int stages, int d
 TURBOFNO_HOST_DEVICE constexpr int fft_line_pitch(int values, int wanted) {
     return values + (((wanted - values) % 16) + 16) % 16;
 }
+
+// The digits of a size; false if it has a prime factor above 17 and is no convolution.
+bool split_into_digits(int size, FftDigits &d);
 
 // True if there are lines, and 31 bits count them.
 bool lines_are_counted(const turbofno_fft &fft);

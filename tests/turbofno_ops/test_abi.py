@@ -37,6 +37,8 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "moments": _native.Moments,
     "norm": _native.Norm,
     "fft": _native.Fft,
+    "plane_axis": _native.PlaneAxis,
+    "plane_transform": _native.PlaneTransform,
     "ntt": _native.Ntt,
     "octaves": _native.Octaves,
     "fluxes": _native.Fluxes,
@@ -48,6 +50,7 @@ TYPES: dict[str, Any] = {
     "float": c_float,
     "turbofno_step": _native.Step,
     "turbofno_window": _native.Window,
+    "turbofno_plane_axis": _native.PlaneAxis,
 }
 SYSTEM_HEADERS = re.compile(r"cuda_\w+\.h|std(int|def)\.h|[a-z_]+")  # the last matches C++ headers
 
