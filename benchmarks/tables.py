@@ -361,6 +361,7 @@ def gpu_fft(rows: list[Row]) -> list[str]:
     """The section of Fourier transforms: times in floors, speed-ups, errors."""
     of_kernels = {
         "half": "half_fft floors",
+        "whole planes": "plane_fft floors",
         "mixed radix": "mixed_radix_fft floors",
         "dense": "dense_dft floors",
     }

@@ -25,7 +25,7 @@ from turbofno_ops import _gemm
 from turbofno_ops import fft as ours
 from turbofno_ops._table_use import used_tables
 from turbofno_ops.fft import _plan
-from turbofno_ops.fft._rule import HALF, KERNELS
+from turbofno_ops.fft._rule import HALF, KERNELS, WHOLE_PLANES
 
 VALUES = 2**26
 QUICK_VALUES = 2**22
@@ -45,10 +45,12 @@ PLANES = (
     (421, 421),
     (512, 256),
 )
+RULED_PLANES = ((16, 16), (32, 32), (48, 48), (96, 96), (100, 100), (121, 121), (128, 64))
+"""Sizes that say which planes are transformed at once."""
 HALF_LINES = tuple(2**k for k in range(8, 18))
 HALF_PLANES = ((256, 256), (512, 256))
 LARGEST_ERROR = {"fp32": 2e-6, "fp16": 3e-3}
-_EACH = (HALF, *KERNELS)
+_EACH = (HALF, WHOLE_PLANES, *KERNELS)
 
 
 @dataclass(frozen=True)
@@ -99,11 +101,16 @@ def _product(size: Sequence[int]) -> str:
 CASES = (
     *(Case(name, (n,)) for name in ("fft", "ifft", "rfft", "irfft") for n in LINES),
     *(Case(name, (n,)) for name in ("fft", "rfft", "irfft") for n in RULED),
-    *(Case(name, size) for name in ("rfft2", "irfft2", "fft2") for size in PLANES),
+    *(
+        Case(name, size)
+        for name in ("rfft2", "irfft2", "fft2", "ifft2")
+        for size in (*PLANES, *RULED_PLANES)
+    ),
     *(Case("fft", (n,), "fp16") for n in HALF_LINES),
     *(Case("fft2", size, "fp16") for size in HALF_PLANES),
     *(Case(name, (1024,), modes=(64,)) for name in ("rfft", "irfft")),
     *(Case(name, (421, 421), modes=(24, 12)) for name in ("rfft2", "irfft2")),
+    *(Case(name, (128, 128), modes=(21, 11)) for name in ("rfft2", "irfft2")),
 )
 
 
@@ -193,9 +200,17 @@ def _only(kernel: str) -> Iterator[None]:
         _gemm._tables._kept.clear()
         _gemm._tables.nbytes = 0
 
+    def only(*_: object, **__: object) -> tuple[str]:
+        if kernel == WHOLE_PLANES:
+            raise _plan._Refused("no whole plane")
+        return (kernel,)
+
     forget()
     try:
-        with patch.object(_plan, "kernels", lambda *_, **__: (kernel,)):
+        with (
+            patch.object(_plan, "kernels", only),
+            patch.object(_plan, "takes_planes", lambda _: kernel == WHOLE_PLANES),
+        ):
             yield
     finally:
         forget()

@@ -137,41 +137,39 @@ __global__ void __launch_bounds__(kMaxPlaneThreads, kPlaneBlocks) transform_plan
     block.note_places(0);
     block.note_places(1);
     pdl_wait();
-    for (int64_t first = int64_t(blockIdx.x) * p.together; first < p.planes; first += int64_t(gridDim.x) * p.together) {
-        const int planes = int(min(int64_t(p.together), p.planes - first));
-        if (p.cleared < block.rows()) block.clear();
-        __syncthreads();
-        if (!REAL) {
-            block.template read_values<kComplexValues>(first, planes);
-        } else if (block.is_half(0)) {
-            block.template read_values<kHalfSpectrum>(first, planes);
-        } else {
-            block.template read_values<kRealValues>(first, planes);
+    const int64_t first = int64_t(blockIdx.x) * p.together;
+    const int planes = int(min(int64_t(p.together), p.planes - first));
+    if (p.cleared < block.rows()) block.clear();
+    __syncthreads();
+    if (!REAL) {
+        block.template read_values<kComplexValues>(first, planes);
+    } else if (block.is_half(0)) {
+        block.template read_values<kHalfSpectrum>(first, planes);
+    } else {
+        block.template read_values<kRealValues>(first, planes);
+    }
+    if (p.columns_first) {
+        transform_columns<REAL>(block);
+        if constexpr (REAL) {
+            __syncthreads();
+            combine_rows(block);
         }
-        if (p.columns_first) {
-            transform_columns<REAL>(block);
-            if constexpr (REAL) {
-                __syncthreads();
-                combine_rows(block);
-            }
-            transform_rows(block);
-        } else {
-            transform_rows(block);
-            if constexpr (REAL) {
-                __syncthreads();
-                separate_rows(block);
-            }
-            transform_columns<REAL>(block);
+        transform_rows(block);
+    } else {
+        transform_rows(block);
+        if constexpr (REAL) {
+            __syncthreads();
+            separate_rows(block);
         }
-        __syncthreads();
-        if (!REAL) {
-            block.template write_values<kComplexValues>(first, planes);
-        } else if (block.is_half(1)) {
-            block.template write_values<kHalfSpectrum>(first, planes);
-        } else {
-            block.template write_values<kRealValues>(first, planes);
-        }
-        __syncthreads();
+        transform_columns<REAL>(block);
+    }
+    __syncthreads();
+    if (!REAL) {
+        block.template write_values<kComplexValues>(first, planes);
+    } else if (block.is_half(1)) {
+        block.template write_values<kHalfSpectrum>(first, planes);
+    } else {
+        block.template write_values<kRealValues>(first, planes);
     }
     pdl_trigger();
 }

@@ -5,7 +5,7 @@
 namespace turbofno {
 namespace {
 
-constexpr int kBlockValues = 2048; // complex values of a block
+constexpr int kBlockValues = 2048, kThreadValues = 16; // complex values of a block, of a thread
 
 int length(const turbofno_plane_transform &transform, const turbofno_plane_axis &axis, int side) {
     const bool half = &axis == &transform.width &&
@@ -23,43 +23,21 @@ PlaneSide side_of(const turbofno_plane_transform &transform, int side) {
     return {span_of(transform, transform.height, side), width, quotient(unsigned(width.stored))};
 }
 
-// Time of the stages of an axis, in butterflies' values, if `lines` lines are dealt to threads.
-int64_t time_of(const FftDigits &axis, int lines, int threads) {
-    int64_t time = 0;
-    for (int i = 0; i < axis.stages; ++i) {
-        time += int64_t(ceil_div(lines * (axis.size / axis.radix[i]), threads)) * axis.radix[i];
-    }
-    return time;
-}
-
-// Threads of which most are at work, over all stages: the most of those nearly as good.
-int filling_threads(const PlanePlan &p) {
-    int best = 0;
-    double best_time = 0;
-    for (int threads = kMaxPlaneThreads; threads >= 64; threads -= 32) {
-        const double time = double(threads) * double(time_of(p.width, int(p.by_rows.by), threads) +
-                                                     time_of(p.height, int(p.by_columns.by), threads));
-        if (best == 0 || time < 0.97 * best_time) {
-            best = threads;
-            best_time = time;
-        }
-    }
-    return best;
-}
-
-} // namespace
-
-void share_planes(PlanePlan &p, int together, int threads) {
+// Divides the planes among blocks of so many.
+void share_planes(PlanePlan &p, int together) {
     p.together = together;
     const int columns = p.columns_first ? p.in.width.stored : p.out.width.stored;
     p.by_rows = quotient(unsigned(together * p.rows));
     p.by_columns = quotient(unsigned(together * columns));
     p.by_plane_columns = quotient(unsigned(columns));
-    p.threads = threads > 0 ? threads : filling_threads(p);
+    const int64_t wanted = ceil_div(int64_t(together) * p.rows * p.width.size, int64_t(64 * kThreadValues)) * 64;
+    p.threads = int(std::clamp(wanted, int64_t(kMinPlaneThreads), int64_t(kMaxPlaneThreads)));
     const int places = p.in.height.stored + p.out.height.stored + 2 * (p.in.width.stored + p.out.width.stored);
     p.shared_bytes = 8 * together * p.rows * p.pitch + 4 * places;
     p.blocks = ceil_div(p.planes, int64_t(together));
 }
+
+} // namespace
 
 const char *prepare(const turbofno_plane_transform &transform, PlanePlan &p) {
     if (transform.kind < TURBOFNO_COMPLEX || transform.kind > TURBOFNO_COMPLEX_TO_REAL) return "unknown kind of transform";
@@ -88,12 +66,11 @@ const char *prepare(const turbofno_plane_transform &transform, PlanePlan &p) {
     p.rows = p.real ? ceil_div(p.height.size, 2) : p.height.size;
     p.pitch = plane_pitch(p.width.pitch[0] * p.width.radix[0], p.width.size, p.real);
     p.columns_first = transform.kind == TURBOFNO_COMPLEX_TO_REAL || (!p.real && p.in.width.gap > 0);
-    p.fixed = fixed_radices(p.height.size).radix[0] != 0 && fixed_radices(p.width.size).radix[0] != 0;
     const bool odd = p.real && p.height.size % 2 == 1; // the last row's imaginary parts are not given
     p.cleared = p.in.height.gap > 0 || p.in.width.gap > 0 ? 0 : odd ? p.rows - 1 : p.rows;
     const int values = p.rows * p.pitch;
     if (values > most / 8) return "a plane does not fit in shared memory";
-    share_planes(p, std::max(1, kBlockValues / values), 0);
+    share_planes(p, std::max(1, kBlockValues / values));
     if (p.shared_bytes > transform.shared_bytes) return "a plane does not fit in shared memory";
     return nullptr;
 }

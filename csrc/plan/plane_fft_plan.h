@@ -5,7 +5,8 @@
 
 namespace turbofno {
 
-constexpr int kMaxPlaneThreads = 256, kPlaneBlocks = 3; // of a block; blocks on a multiprocessor
+constexpr int kMinPlaneThreads = 128, kMaxPlaneThreads = 384; // of a block
+constexpr int kPlaneBlocks = 2; // on a multiprocessor at least, as registers go
 
 // Values of an axis that are stored: those before and behind a gap.
 struct PlaneSpan {
@@ -31,7 +32,6 @@ struct PlanePlan {
     bool real, columns_first;
     Quotient by_rows; // of a block
     Quotient by_columns, by_plane_columns; // that are transformed: of a block, of a plane
-    bool fixed; // a kernel knows the digits of both axes
     int threads, shared_bytes;
     int64_t blocks;
 };
@@ -44,8 +44,5 @@ TURBOFNO_HOST_DEVICE constexpr int plane_pitch(int values, int width, bool real)
 
 // Plans a transform, or returns the reason why the kernel does not support it.
 const char *prepare(const turbofno_plane_transform &transform, PlanePlan &p);
-
-// Divides the planes among blocks of so many.
-void share_planes(PlanePlan &p, int together, int threads);
 
 } // namespace turbofno

@@ -52,7 +52,7 @@ def test_the_table_has_floors_and_errors() -> None:
     assert "Through torch.fft run: rfft 61 fp16." in page
     assert "not measured here" in page
     page = "\n".join(gpu_fft([row, {**row, "transform": "fft 256 fp16", "tcFFT floors": 2.5}]))
-    assert "| fft 256 fp16 | 0.2 | 1.5 | 9 | 6x |  |  | 1.5 | 2.5 |" in page
+    assert "| fft 256 fp16 | 0.2 | 1.5 | 9 | 6x |  |  |  | 1.5 | 2.5 |" in page
     assert "its authors' program" in page
 
 

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import torch
 
-from turbofno_ops._native import Fft
+from turbofno_ops._native import Fft, PlaneAxis, PlaneTransform
 from turbofno_ops.fft._transform import KINDS
 
 COMPLEX, TO_COMPLEX, TO_REAL = range(3)
@@ -26,8 +26,10 @@ def largest_prime(points: int) -> int:
     return found
 
 
-def refusal(name: str, fft: Fft) -> str | None:
+def refusal(name: str, fft: Fft | PlaneTransform) -> str | None:
     """The reason why a kernel does not support a launch, in short."""
+    if isinstance(fft, PlaneTransform):
+        return None
     if fft.points < 2:
         return "a line has at least 2 points"
     if name == "mixed_radix_fft_unsupported":
@@ -135,9 +137,39 @@ def execute(fft: Fft, memory: Memory | None = None) -> None:
         out[..., 1] = y.imag
 
 
-def table_of(kernel: str, fft: Fft) -> torch.Tensor:
-    """The table that the mixed-radix kernel reads, to compare with what a launch was given."""
-    assert kernel == "mixed_radix_fft"
+def execute_planes(plane: PlaneTransform, memory: Memory | None = None) -> None:
+    """Do what a launch does: one axis after the other, the one with a half spectrum first or, of the inverse, last."""
+    height, width = plane.height, plane.width
+    by_width = plane.kind != TO_REAL
+    rows = height.in_head + height.in_tail if by_width else height.out_head + height.out_tail
+    columns = width.out_head + width.out_tail if by_width else width.in_head + width.in_tail
+    between = torch.empty(plane.planes, rows, columns, dtype=torch.complex64)
+    if memory is not None:
+        memory.known.append(between)
+
+    def line(axis: PlaneAxis, kind: int, outer: int, inner: int) -> Fft:
+        given, kept = axis.in_head + axis.in_tail, axis.out_head + axis.out_tail
+        fft = Fft(points=axis.points, kind=kind, inverse=plane.inverse, scale=1.0)
+        fft.outer, fft.in_outer, fft.out_outer = outer, given * inner, kept * inner
+        fft.inner, fft.in_inner, fft.out_inner = inner, 1, 1
+        fft.in_point = fft.out_point = inner
+        for name in ("in_head", "in_tail", "out_head", "out_tail"):
+            setattr(fft, name, getattr(axis, name))
+        return fft
+
+    passes = [
+        line(width, plane.kind, plane.planes * rows, 1),
+        line(height, COMPLEX, plane.planes, columns),
+    ]
+    first, last = passes if by_width else passes[::-1]
+    first.input, first.out = plane.input, between.data_ptr()
+    last.input, last.out, last.scale = between.data_ptr(), plane.out, plane.scale
+    execute(first, memory)
+    execute(last, memory)
+
+
+def table_of(fft: Fft | PlaneAxis) -> torch.Tensor:
+    """The table that the mixed-radix kernel or that of planes reads, to compare with what a launch was given."""
     values = _values(fft.table, (fft.points,), (1,), is_complex=True, half=False)
     return torch.view_as_complex(torch.from_numpy(values.copy()))
 

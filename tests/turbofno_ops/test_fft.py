@@ -27,7 +27,7 @@ from tests.turbofno_ops.random_transform import Case, relative_error
 from turbofno_ops import _gemm, _native, used_tables
 from turbofno_ops import fft as ours
 from turbofno_ops.fft import _choice, _functions, _kernels, _library, _plan, _rule, _tables, _torch
-from turbofno_ops.fft._rule import DENSE, HALF, MIXED_RADIX
+from turbofno_ops.fft._rule import DENSE, HALF, MIXED_RADIX, WHOLE_PLANES
 from turbofno_ops.fft._transform import KINDS, Axis, Transform
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning")
@@ -330,8 +330,13 @@ class Kernels:
 
     def launch(self, name: str, fft: Any) -> None:
         self.launched.append((name, fft))
-        if name == "mixed_radix_fft":
-            torch.testing.assert_close(fft_contract.table_of(name, fft), _tables.roots(fft.points))
+        if name == WHOLE_PLANES:
+            for axis in (fft.height, fft.width):
+                torch.testing.assert_close(fft_contract.table_of(axis), _tables.roots(axis.points))
+            fft_contract.execute_planes(fft, self.memory)
+            return
+        if name == MIXED_RADIX:
+            torch.testing.assert_close(fft_contract.table_of(fft), _tables.roots(fft.points))
         fft_contract.execute(fft, self.memory)
 
     def run(self, case: Case, x: torch.Tensor, **more: Any) -> torch.Tensor:
@@ -406,9 +411,10 @@ def emulated(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> Kernels:
         name: compile_kernels(f"kernels/{name}.cu", f"plan/{plan}.cpp")
         for name, plan in (("mixed_radix_fft", "fft_plan"), ("dense_dft", "dense_dft_plan"))
     }
-    libraries[HALF] = compile_kernels(
-        "kernels/half_fft.cu", "plan/half_fft_plan.cpp", "plan/fft_plan.cpp"
-    )
+    libraries |= {
+        name: compile_kernels(f"kernels/{name}.cu", f"plan/{name}_plan.cpp", "plan/fft_plan.cpp")
+        for name in (HALF, WHOLE_PLANES)
+    }
 
     def refusal(name: str, fft: Any) -> str | None:
         library = libraries[name.removesuffix("_unsupported")]
@@ -437,6 +443,51 @@ def test_the_kernels_sources_compute_drawn_transforms(draw: int, emulated: Kerne
     wide = case.x.to(torch.complex64 if x.is_complex() else torch.float32)
     found = emulated.run(case, x, backend="kernels", precision="fp16" if half else "fp32")
     assert case.error(found, wide) < (4e-3 if half else 1e-6), case
+
+
+@pytest.mark.parametrize("name", ["fft2", "ifft2", "rfft2", "irfft2", "fftn", "irfftn"])
+@pytest.mark.parametrize("side", [16, 32, 50, 64, 85])
+def test_the_kernels_sources_compute_whole_planes(name: str, side: int, emulated: Kernels) -> None:
+    last = side // 2 + 1 if name.startswith("ir") else side
+    x = torch.randn(3, 2, side, last, dtype=torch.float32 if name[0] == "r" else torch.complex64)
+    emulated.memory = fft_contract.Memory()
+    found = getattr(ours, name)(x, (side, side), dim=(-2, -1), norm="ortho", backend="kernels")
+    assert [name for name, _ in emulated.launched] == [WHOLE_PLANES]
+    wide = x.to(torch.complex128 if x.is_complex() else torch.float64)
+    expected = getattr(torch.fft, name)(wide, (side, side), dim=(-2, -1), norm="ortho")
+    assert relative_error(found, expected.numpy()) < 1e-6
+
+
+def test_truncated_planes_are_whole_planes(emulated: Kernels) -> None:
+    x = torch.randn(3, 64, 64)
+    emulated.memory = fft_contract.Memory()
+    low = ours.rfft2(x, norm="forward", modes=(21, 11), backend="kernels")
+    back = ours.irfft2(low, s=(64, 64), norm="forward", modes=(21, 11), backend="kernels")
+    assert [name for name, _ in emulated.launched] == 2 * [WHOLE_PLANES]
+    spectrum = np.fft.rfft2(x.double().numpy(), norm="forward")
+    spectrum[:, 11:-10] = spectrum[:, :, 11:] = 0
+    kept = np.concatenate([spectrum[:, :11, :11], spectrum[:, -10:, :11]], axis=1)
+    assert relative_error(low, kept) < 1e-6
+    assert relative_error(back, np.fft.irfft2(spectrum, norm="forward")) < 1e-6
+
+
+def test_other_planes_take_two_passes(emulated: Kernels) -> None:
+    square = torch.randn(2, 64, 64, dtype=torch.complex64)
+    for x, dims in (
+        (torch.randn(2, 256, 128, dtype=torch.complex64), (-2, -1)),
+        (torch.randn(2, 64, 8, dtype=torch.complex64), (-2, -1)),
+        (torch.randn(2, 32, 32, 2, dtype=torch.complex64), (1, 2)),
+        (torch.randn(2, 32, 40, dtype=torch.complex64)[..., :32], (-2, -1)),
+        (square.to(torch.complex32), (-2, -1)),
+    ):
+        emulated.launched.clear()
+        emulated.memory = fft_contract.Memory()
+        half = x.dtype == torch.complex32
+        precision = "fp16" if half else "fp32"
+        found = ours.fftn(x, dim=dims, norm="ortho", backend="kernels", precision=precision)
+        assert WHOLE_PLANES not in [name for name, _ in emulated.launched]
+        expected = np.fft.fftn(x.to(torch.complex128).numpy(), axes=dims, norm="ortho")
+        assert relative_error(found.to(torch.complex64), expected) < (1e-3 if half else 1e-6)
 
 
 @pytest.mark.parametrize("points", [2018, 64 * 211, 2**14])
@@ -561,6 +612,7 @@ def test_long_axes_in_two_steps(
 ) -> None:
     monkeypatch.setattr(fft_contract, "MOST_SMOOTH", 24)
     monkeypatch.setattr(fft_contract, "MOST_DENSE", 13)
+    monkeypatch.setattr(_plan, "takes_planes", lambda _: False)
     rng = random.Random(torch.initial_seed() + draw)
     names = [name for name in ours.NAMES if "r" not in name]
     case = Case(rng, sizes=lambda rng: rng.choice(LONG), names=names)

@@ -7,7 +7,7 @@ import torch
 from turbofno_ops import _native
 from turbofno_ops._dft_table import dense_table
 from turbofno_ops._gemm import _tables
-from turbofno_ops._native import Fft
+from turbofno_ops._native import Fft, PlaneTransform
 from turbofno_ops.fft._plan import (
     Copy,
     Field,
@@ -16,7 +16,7 @@ from turbofno_ops.fft._plan import (
     plan_of,
     problem,
 )
-from turbofno_ops.fft._rule import DENSE, HALF
+from turbofno_ops.fft._rule import DENSE, HALF, MIXED_RADIX
 from turbofno_ops.fft._tables import half_table, mixed_radix_table
 from turbofno_ops.fft._transform import (
     Transform,
@@ -34,26 +34,38 @@ class _Prepared:
 
     def __init__(self, of: Problem, device: torch.device) -> None:
         self.plan = plan_of(of)
+        launches = [step for step in self.plan.steps if isinstance(step, Launch)]
         self._tables = {
-            key: table_of(*key, device)
-            for key in {_key(step) for step in self.plan.steps if isinstance(step, Launch)}
+            key: table_of(*key, device) for launch in launches for _, key in _keys(launch)
         }
         # the tables are counted by their own cache
         self.nbytes = _STEP_BYTES * len(self.plan.steps)
 
-    def table(self, launch: Launch) -> torch.Tensor:
-        """Return the table of a launch."""
-        return self._tables[_key(launch)]
+    def arguments(self, launch: Launch, buffers: list[torch.Tensor]) -> Fft | PlaneTransform:
+        """Return the structure of a launch with its addresses."""
+        arguments = type(launch.structure).from_buffer_copy(launch.structure)
+        arguments.input = _address(buffers, *launch.source)
+        arguments.out = _address(buffers, *launch.target)
+        for axis, key in _keys(launch):
+            holder = arguments if axis is None else getattr(arguments, axis)
+            holder.table = self._tables[key].data_ptr()
+        return arguments
 
 
 _Dense = tuple[int, int, int]
 """Kind, inverse and precision: what a table of the dense kernel depends on, beside the points."""
+_Key = tuple[str, int, _Dense | None]
+"""Kernel, points, and what else the table depends on; planes use tables of the mixed-radix kernel."""
 
 
-def _key(launch: Launch) -> tuple[str, int, _Dense | None]:
+def _keys(launch: Launch) -> list[tuple[str | None, _Key]]:
+    """Return the keys of a launch's tables, for planes with the name of their axis."""
     of = launch.structure
+    if isinstance(of, PlaneTransform):
+        axes = {"height": of.height, "width": of.width}
+        return [(name, (MIXED_RADIX, axis.points, None)) for name, axis in axes.items()]
     dense = (of.kind, of.inverse, of.precision) if launch.kernel == DENSE else None
-    return launch.kernel, of.points, dense
+    return [(None, (launch.kernel, of.points, dense))]
 
 
 @_tables.cached
@@ -96,11 +108,7 @@ def run(x: torch.Tensor, transform: Transform, out: torch.Tensor | None = None) 
             if isinstance(step, Copy):
                 _copy(step, buffers)
                 continue
-            arguments = Fft.from_buffer_copy(step.structure)
-            arguments.input = _address(buffers, *step.source)
-            arguments.out = _address(buffers, *step.target)
-            arguments.table = prepared.table(step).data_ptr()
-            _native.launch(step.kernel, arguments)
+            _native.launch(step.kernel, prepared.arguments(step, buffers))
     return result
 
 

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 
 from turbofno_ops import _native
-from turbofno_ops._native import Fft
+from turbofno_ops._native import Fft, PlaneAxis, PlaneTransform
 from turbofno_ops._support import A100, device_limits
-from turbofno_ops.fft._rule import is_cut, kernels
+from turbofno_ops.fft._rule import WHOLE_PLANES, is_cut, kernels, takes_planes
 from turbofno_ops.fft._transform import KINDS, Axis, Transform, memory_order, real_of
 
 MOST_POINTS = 2**20
@@ -46,7 +46,7 @@ class Launch:
     """One launch. The structure has no pointers; `source` and `target` are buffers and first values."""
 
     kernel: str
-    structure: Fft
+    structure: Fft | PlaneTransform
     source: tuple[int, int]
     target: tuple[int, int]
 
@@ -185,11 +185,40 @@ class _Builder:
 
     def steps(self) -> list[Step]:
         """Return the steps."""
+        planes = self._whole_planes()
+        if planes is not None:
+            return [Launch(WHOLE_PLANES, planes, (INPUT, 0), (RESULT, 0))]
         if self._needs_copy():
             self.copied, self._strides = True, _contiguous(self._shape)
         source = Field(INPUT, 0, tuple(self._strides))
         target = Field(RESULT, 0, tuple(self._results))
         return list(self._passes_over(source, target))
+
+    def _whole_planes(self) -> PlaneTransform | None:
+        """Return the transform of contiguous planes if their kernel takes it, else None."""
+        of, shape = self._transform, self._shape
+        height, width = len(shape) - 2, len(shape) - 1
+        axes = {axis.dim: axis for axis in of.axes}
+        if self._of.precision != 0 or axes.keys() != {height, width}:
+            return None
+        if of.kind != "complex" and of.axes[-1].dim != width:
+            return None
+        contiguous = self._strides == _contiguous(shape) and self._results == _contiguous(
+            of.shape(shape)
+        )
+        if not contiguous or not takes_planes(of.axes):
+            return None
+        structure = PlaneTransform(
+            planes=math.prod(shape[:-2]),
+            height=PlaneAxis(*axes[height][1:]),
+            width=PlaneAxis(*axes[width][1:]),
+            kind=KINDS.index(of.kind),
+            inverse=of.inverse,
+            shared_bytes=self._of.shared_bytes,
+            scale=of.scale(of.total),
+        )
+        refused = _native.refusal(f"{WHOLE_PLANES}_unsupported", structure) is not None
+        return None if refused else structure
 
     def _needs_copy(self) -> bool:
         """Return True if the lines of the first pass are at so many strides that a copy is better than many launches."""

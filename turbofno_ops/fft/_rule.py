@@ -7,10 +7,13 @@ input it copies.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 
 from turbofno_ops._choice import largest_prime_factor
-from turbofno_ops.fft._transform import KINDS, Transform, real_of
+from turbofno_ops.fft._transform import KINDS, Axis, Transform, real_of
 
 LEAST_VALUES = 2**21
 """From so many values on a transform called from Python takes longer on a GPU than its call on the host, which torch.fft
@@ -18,6 +21,8 @@ does faster."""
 MIXED_RADIX, DENSE = KERNELS = ("mixed_radix_fft", "dense_dft")
 HALF = "half_fft"
 """For float16, on tensor cores."""
+WHOLE_PLANES = "plane_fft"
+"""For both axes of a plane at once, in float32."""
 CONVOLVED = frozenset({211, 421})
 """Prime sizes that the mixed-radix kernel transforms as a convolution, whose list is in csrc/plan/fft_plan.h."""
 
@@ -28,6 +33,10 @@ _LARGEST_DENSE = 224
 """Sizes but powers of two up to which the dense kernel is the faster one, in float32."""
 _LARGEST_DENSE_INVERSE, _LARGEST_ODD_DENSE_INVERSE = 420, 640
 """The same for real results; those of odd sizes run in pairs of lines on the other kernel."""
+_LEAST_SIDE, _LARGEST_PLANE = 16, 2**14
+"""Points of an axis and of a plane that are transformed at once: larger planes leave a multiprocessor few blocks."""
+_KNOWN_SIDES = frozenset({32, 64, 85, 128})
+"""Of the squares whose digits the kernel of planes knows when it is compiled; if much is cut off, only these are faster."""
 _REAL_POWERS_OF_TWO = (32, 512)
 _REAL_SIZES = (40, _LARGEST_DENSE)
 """First and last sizes of real lines for which the kernels are faster than torch.fft."""
@@ -60,6 +69,16 @@ def kernels(points: int, kind: int, *, cut: bool, on_words: bool = False) -> tup
     return KERNELS[::-1] if 16 < points <= largest else KERNELS
 
 
+def takes_planes(axes: Sequence[Axis]) -> bool:
+    """Return True if contiguous planes with these axes are faster at once than in two passes or by torch.fft."""
+    sizes = [axis.points for axis in axes]
+    if len(sizes) != 2 or max(map(largest_prime_factor, sizes)) > _LARGEST_FACTOR:
+        return False
+    if any(is_cut(axis.points, axis.given, axis.kept) for axis in axes):
+        return sizes[0] == sizes[1] and sizes[0] in _KNOWN_SIDES
+    return min(sizes) >= _LEAST_SIDE and math.prod(sizes) <= _LARGEST_PLANE
+
+
 def torch_is_as_fast(transform: Transform, dtype: torch.dtype) -> str | None:
     """Return the reason why torch.fft is preferred to kernels that support the transform, or None."""
     if any(is_cut(axis.points, axis.given, axis.kept) for axis in transform.axes):
@@ -72,7 +91,7 @@ def torch_is_as_fast(transform: Transform, dtype: torch.dtype) -> str | None:
     if len(sizes) == 1:
         slower = _line_is_slower(sizes[0], transform)
     else:
-        slower = _plane_is_slower(sizes, transform.kind)
+        slower = not takes_planes(transform.axes) and _plane_is_slower(sizes, transform.kind)
     if not slower:
         return None
     shape = "x".join(map(str, sizes))
