@@ -18,7 +18,8 @@ MAX_SLABS = 8
 PLAN_WORDS = 128
 DOT_OUTPUTS = 4
 FLUX_MODES = 16
-ABI = 769745362
+FLOW_MODES = 10
+ABI = 1310537932
 LIBRARY_VARIABLE = "TURBOFNO_LIBRARY"
 """Environment variable with the path of another build of the library."""
 
@@ -246,6 +247,16 @@ class Fluxes(ctypes.Structure):
     ]
 
 
+class Flow(ctypes.Structure):
+    """turbofno_flow"""
+
+    _fields_: ClassVar = [
+        ("fields", c_int64),
+        *[(name, c_float) for name in ("viscosity", "time")],
+        *[(name, c_void_p) for name in ("before", "after", "forcing", "out")],
+    ]
+
+
 LAUNCHES: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "tile_program": (Tile, TilePlan),
     "analyze_rows": (RowAnalysis,),
@@ -264,6 +275,7 @@ LAUNCHES: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "number_theoretic_transform": (Ntt,),
     "octave_energies": (Octaves,),
     "project_fluxes": (Fluxes,),
+    "vorticity_residual": (Flow,),
 }
 REFUSALS: dict[str, tuple[type[ctypes.Structure], ...]] = {
     "tile_prepare": (Tile, TilePlan),

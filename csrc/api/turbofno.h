@@ -110,8 +110,9 @@ typedef struct {
                                                   PROJECT's [16]. Zero padded */
 } turbofno_step;
 
+#define TURBOFNO_FLOW_MODES 10 /* wavenumbers of a residual's flow */
 #define TURBOFNO_FLUX_MODES 16 /* functions that fluxes are projected on */
-#define TURBOFNO_ABI 769745362 /* checksum of this header's declarations; test_abi.py has the new one after a change */
+#define TURBOFNO_ABI 1310537932 /* checksum of this header's declarations; test_abi.py has the new one after a change */
 #define TURBOFNO_MAX_STEPS 16
 #define TURBOFNO_MAX_SLABS 8
 #define TURBOFNO_DOT_OUTPUTS 4
@@ -410,6 +411,17 @@ typedef struct {
     float *out; /* [fields][across, along][rows][TURBOFNO_FLUX_MODES]; 0 where a row has no such fluxes */
 } turbofno_fluxes;
 
+/* Residuals of the vorticity equation on the unit torus, w_t + v . grad w = viscosity Laplace w + forcing: the L2 norm of what
+ * w(time) - w(0) misses to the integral of the cubic Hermite interpolant of w_t, relative to that of w(time). Of all fields the
+ * modes up to TURBOFNO_FLOW_MODES on both axes, in the order of rfft2 with norm "forward": complex64, 21 x 11. */
+typedef struct {
+    int64_t fields;
+    float viscosity, time;
+    const void *before, *after; /* w(0), w(time): [fields][modes] */
+    const void *forcing; /* [modes] */
+    float *out; /* [fields] */
+} turbofno_flow;
+
 /* Fills in the plan of a tile program. Returns null, or the reason why the shape is not supported. Reads none of the
  * tile's pointers; needs no GPU. */
 const char *turbofno_tile_prepare(const turbofno_tile *tile, turbofno_tile_plan *plan);
@@ -449,6 +461,7 @@ turbofno_status turbofno_dense_dft(const turbofno_fft *fft, struct CUstream_st *
 turbofno_status turbofno_half_fft(const turbofno_fft *fft, struct CUstream_st *stream);
 turbofno_status turbofno_octave_energies(const turbofno_octaves *octaves, struct CUstream_st *stream);
 turbofno_status turbofno_project_fluxes(const turbofno_fluxes *fluxes, struct CUstream_st *stream);
+turbofno_status turbofno_vorticity_residual(const turbofno_flow *flow, struct CUstream_st *stream);
 turbofno_status turbofno_number_theoretic_transform(const turbofno_ntt *transform, struct CUstream_st *stream);
 
 /* Returns TURBOFNO_ABI of the header that the library was compiled with. */

@@ -11,6 +11,7 @@ from torch import Tensor
 from turbofno.models.trust.tables import cached_table
 from turbofno.models.zoo.pde.navier_stokes import paper_forcing
 from turbofno_ops import fft
+from turbofno_ops._flow import vorticity_residual
 from turbofno_ops._fluxes import project_fluxes
 
 if TYPE_CHECKING:
@@ -102,8 +103,11 @@ def navier_stokes(
     `spectrum` is that of w0 on its grid, if it is known: [n, 1, ...].
     """
     flow = _flow_tables(nu, w0.dtype, w0.device)
-    before = _low_modes(w0) if spectrum is None else spectrum.low(_FLOW_KEPT)[:, 0]
-    both = torch.stack([before, _low_modes(w1)])
+    before = _low_modes(w0) if spectrum is None else spectrum.low(_FLOW_KEPT)[:, 0].contiguous()
+    after = _low_modes(w1)
+    if w0.is_cuda and fft.is_preferred(w0, in_graph=True):
+        return vorticity_residual(before, after, flow.forcing, viscosity=nu, time=time)
+    both = torch.stack([before, after])
     velocity = _velocity(both, flow)
     tendency = _advection(velocity, velocity, flow)
     _damp(tendency, both, flow)

@@ -42,6 +42,7 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "ntt": _native.Ntt,
     "octaves": _native.Octaves,
     "fluxes": _native.Fluxes,
+    "flow": _native.Flow,
 }
 TYPES: dict[str, Any] = {
     "int32_t": c_int32,
@@ -144,6 +145,7 @@ def test_lengths_of_arrays_are_the_header_s() -> None:
     assert macro("TURBOFNO_PLAN_WORDS") == _native.PLAN_WORDS
     assert macro("TURBOFNO_DOT_OUTPUTS") == _native.DOT_OUTPUTS
     assert macro("TURBOFNO_FLUX_MODES") == _native.FLUX_MODES
+    assert macro("TURBOFNO_FLOW_MODES") == _native.FLOW_MODES
 
 
 def test_the_interface_s_checksum_is_that_of_the_header() -> None:
