@@ -58,12 +58,14 @@ class Spectrum(NamedTuple):
     factor: float
     grid: tuple[int, ...]
 
-    def low(self, modes: tuple[int, int]) -> Tensor:
-        """Coefficients [n, channels, *modes] of 2D fields for the smallest wavenumbers, in the order of rfft2."""
-        rows, columns = modes
-        kept = self.coefficients[..., :columns]
-        first, last = kept[..., : (rows + 1) // 2, :], kept[..., -(rows // 2) :, :]
-        return torch.cat([first, last], dim=-2).mul_(self.factor)
+    def low(self, modes: tuple[int, ...]) -> Tensor:
+        """Coefficients [n, channels, *modes] of fields of one or two axes for the smallest wavenumbers, in the order of rfftn."""
+        *rows, columns = modes
+        low = self.coefficients[..., :columns]
+        if rows:
+            first, last = low[..., : (rows[0] + 1) // 2, :], low[..., -(rows[0] // 2) :, :]
+            low = torch.cat([first, last], dim=-2)
+        return low * self.factor
 
 
 def spectrum_of(field: Tensor) -> Spectrum:

@@ -32,16 +32,23 @@ NAVIER_STOKES_LEAST = 2 * _FLOW_MODES + 2
 """Fewest points per axis."""
 
 
-def burgers(u0: Tensor, u: Tensor, *, nu: float, time: float) -> Tensor:
+def burgers(
+    u0: Tensor, u: Tensor, *, nu: float, time: float, spectrum: Spectrum | None = None
+) -> Tensor:
     """Relative distance [n] of u from the Cole-Hopf solution for u0; u0 and u are [n, points].
 
     In the frame that moves with the mean m, the solution is m - 2 nu phi_x / phi, where phi solves the heat equation
     from exp(-(antiderivative of u0 - m) / (2 nu)). Only modes up to 64 count: viscosity damps the others.
+    `spectrum` is that of u0 on its grid, if it is known: [n, 1, ...].
     """
     kept = min(_BURGERS_MODES, (u0.shape[-1] - 1) // 2)
     few = 4 * kept
     ik, antiderivative, heat = _burgers_tables(kept, nu, time, u0.device)
-    before, after = _first_modes(u0, kept + 1), _first_modes(u, kept + 1)
+    if spectrum is not None and fft.is_preferred(u0, in_graph=True):
+        before = spectrum.low((kept + 1,))[:, 0].to(torch.complex128)
+    else:
+        before = _first_modes(u0, kept + 1)
+    after = _first_modes(u, kept + 1)
     mean = before[:, :1].real
     exponent = torch.fft.irfft(before * antiderivative, n=few, norm="forward")
     phi = (exponent - exponent.amax(1, keepdim=True)).exp_()

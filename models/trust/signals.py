@@ -91,13 +91,14 @@ def residual_on(
     """
     if declared is None:
         return None
-    if isinstance(declared, BurgersResidual):
-        few = min(grid) < residuals.BURGERS_LEAST
-        return None if few else partial(residuals.burgers, nu=declared.nu, time=declared.time)
     if isinstance(declared, DarcyResidual):
         few = min(grid) < residuals.DARCY_LEAST
         return None if few else partial(residuals.darcy, source=declared.source)
-    few = min(grid) < residuals.NAVIER_STOKES_LEAST
+    if isinstance(declared, BurgersResidual):
+        of, least = residuals.burgers, residuals.BURGERS_LEAST
+    else:
+        of, least = residuals.navier_stokes, residuals.NAVIER_STOKES_LEAST
+    if min(grid) < least:
+        return None
     known = spectrum if spectrum is not None and spectrum.grid == grid else None
-    at = {"nu": declared.nu, "time": declared.time}
-    return None if few else partial(residuals.navier_stokes, **at, spectrum=known)
+    return partial(of, nu=declared.nu, time=declared.time, spectrum=known)

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from turbofno.models.trust import residuals
+from turbofno.models.trust.features import spectrum_of
 from turbofno.models.zoo.pde import burgers, darcy, navier_stokes
 from turbofno.models.zoo.problems import DARCY
 from turbofno.models.zoo.train import relative_l2
+from turbofno_ops import fft
 
 SEED = int(torch.randint(4000, ()))
 
@@ -110,3 +112,17 @@ def test_the_navier_stokes_residual_is_the_same_on_rectangular_grids() -> None:
     square = residuals.navier_stokes(before, wrong, nu=1e-3, time=1.0)
     halved = residuals.navier_stokes(before[:, ::2], wrong[:, ::2], nu=1e-3, time=1.0)
     torch.testing.assert_close(halved, square, rtol=0.1, atol=0)
+
+
+def test_a_known_spectrum_of_the_inputs_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fft, "is_preferred", lambda *_, **__: True)
+    u0, u = torch.randn(2, 5, 64, dtype=torch.float64)
+    w0, w1 = torch.randn(2, 5, 30, 24, dtype=torch.float64)
+    for residual, first, last in (
+        (residuals.burgers, u0, u),
+        (residuals.navier_stokes, w0, w1),
+    ):
+        known = spectrum_of(first[:, None])
+        expected = residual(first, last, nu=0.05, time=1.0)
+        found = residual(first, last, nu=0.05, time=1.0, spectrum=known)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
