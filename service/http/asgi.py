@@ -75,8 +75,11 @@ class AsgiCall(Call):
         """Send a reply. Closes its stream, however far it came."""
         try:
             headers = [*reply.headers]
-            if reply.stream is None and reply.status not in (204, CLIENT_CLOSED_REQUEST):
-                headers.append((b"content-length", str(reply.size).encode()))
+            if reply.stream is None:
+                # Instead of the body's bytes.
+                self.admitted.hold_answer(reply.size)
+                if reply.status not in (204, CLIENT_CLOSED_REQUEST):
+                    headers.append((b"content-length", str(reply.size).encode()))
             headers += self.context.access_log.headers(self)
             self.status, self.started_reply = reply.status, True
             start = {"type": "http.response.start", "status": reply.status, "headers": headers}

@@ -238,7 +238,7 @@ class Exchange(Call):
         flow, transport, stream = self._edge.flow, self._edge.transport, reply.stream
         try:
             if flow.write_paused:
-                await flow.drain()
+                await self._drain(reply)
             if self.disconnected:
                 return 0
             head, body = self._head(reply), self._body(reply)
@@ -246,8 +246,7 @@ class Exchange(Call):
             transport.writelines((head, *body))
             size = reply.size if body else 0
             if flow.write_paused:
-                # The reply's bytes are held until the client has read enough of them.
-                await flow.drain()
+                await self._drain(reply)
             if stream is not None:
                 async for piece in stream:
                     size += len(piece)
@@ -262,6 +261,12 @@ class Exchange(Call):
         finally:
             if stream is not None:
                 await stream.aclose()
+
+    async def _drain(self, reply: Reply) -> None:
+        """Wait until the client has read enough; meanwhile a whole reply's bytes are held, instead of the body's."""
+        if reply.stream is None:
+            self.admitted.hold_answer(reply.size)
+        await self._edge.flow.drain()
 
     def _chunk(self, piece: Bytes) -> Sequence[Bytes]:
         return (b"%x\r\n" % len(piece), piece, b"\r\n") if self.chunked else (piece,)

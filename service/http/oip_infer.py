@@ -15,7 +15,6 @@ from turbofno.service.http.body import read_body
 from turbofno.service.http.call import Bytes, Call, Headers, Operation, Reply
 from turbofno.service.http.inference import run_model, warnings_of
 from turbofno.service.http.offload import JSON_BYTES, TENSOR_BYTES, heavy_to_encode, offload
-from turbofno.service.http.predict import success_reply
 from turbofno.service.http.route import route
 from turbofno.service.http.trust import largest
 from turbofno.service.settings import Settings, env_name
@@ -113,7 +112,7 @@ async def infer(call: Call) -> Reply:
     else:
         headers.append((_HEADER_NAME, b"%d" % answer.json_length))
         headers.append((b"content-type", b"application/octet-stream"))
-    return success_reply(call, headers, written)
+    return Reply(200, headers, written)
 
 
 def _json_length(header: str | None, available: int, settings: Settings) -> int:

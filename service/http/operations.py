@@ -148,6 +148,7 @@ def _admit(call: Call) -> None:
             version=served.version,
             caller=call.caller,
             queued=operation.queued,
+            received=call.received,
         )
     except QueueFull:
         call.shed = True

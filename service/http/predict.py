@@ -11,7 +11,7 @@ from turbofno.service.codec.grids import OUTPUT_GRID, Grid, parse_output_grid
 from turbofno.service.codec.negotiate import JSON, NPY, NPZ, Codec, codec_for_answer, codec_for_body
 from turbofno.service.http import openapi
 from turbofno.service.http.body import read_body
-from turbofno.service.http.call import Bytes, Call, Headers, Operation, Reply
+from turbofno.service.http.call import Call, Headers, Operation, Reply
 from turbofno.service.http.inference import run_model, warnings_of
 from turbofno.service.http.offload import (
     BINARY_BYTES,
@@ -147,14 +147,7 @@ async def fields_reply(
     call.note("encode", started)
     content_type = (b"content-type", writer.content_type)
     status = status_headers(answer.trust_status, answer.warnings)
-    return success_reply(call, [content_type, *call.served.headers, *headers, *status], body)
-
-
-def success_reply(call: Call, headers: Headers, body: Sequence[Bytes]) -> Reply:
-    """A successful reply; the request then holds its bytes instead of the body's."""
-    reply = Reply(200, headers, body)
-    call.admitted.hold_answer(reply.size)
-    return reply
+    return Reply(200, (content_type, *call.served.headers, *headers, *status), body)
 
 
 def status_headers(trust_status: str, warnings: Sequence[str]) -> Headers:
