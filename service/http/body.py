@@ -160,8 +160,7 @@ def _join(pieces: list[bytes | bytearray | memoryview], buffer: memoryview | Non
     if buffer is None:
         # A bytearray could be resized under the arrays that lie in it.
         single = len(pieces) == 1 and not isinstance(pieces[0], bytearray)
-        whole = pieces[0] if single else b"".join(pieces)
-        return whole if isinstance(whole, memoryview) else memoryview(whole)
+        return memoryview(pieces[0] if single else b"".join(pieces))
     start = 0
     for piece in pieces:
         buffer[start : start + len(piece)] = piece

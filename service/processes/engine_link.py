@@ -124,7 +124,7 @@ class EngineLink:
             for asked in several:
                 self._send((asked,))
             return
-        numbers, stop = [next(self._numbers) for _ in several], 0
+        numbers, stop = [*itertools.islice(self._numbers, len(several))], 0
         for number, asked in zip(numbers, several, strict=True):
             start, stop = stop, stop + len(asked.request.fields)
             asked.work, part = number, None
