@@ -277,19 +277,18 @@ class Exchange(Call):
         if edge.cycle is self and self.context.admission.draining:
             # On a connection that it keeps, a client would never get to another instance.
             self.keep_alive = False
-        headers = edge.server_state.default_headers + reply.headers
-        headers += self.context.access_log.headers(self)
+        lines = [*map(b": ".join, edge.server_state.default_headers), *reply.headers]
+        lines += self.context.access_log.headers(self)
         if reply.stream is None:
             if reply.status != 204:
-                headers.append((b"content-length", b"%d" % reply.size))
+                lines.append(b"content-length: %d" % reply.size)
         elif self.chunked:
-            headers.append((b"transfer-encoding", b"chunked"))
+            lines.append(b"transfer-encoding: chunked")
         else:
             self.keep_alive = False
         if not self.keep_alive:
-            headers.append((b"connection", b"close"))
-        lines = b"\r\n".join(map(b": ".join, headers))
-        return b"%b%b\r\n\r\n" % (STATUS_LINE[reply.status], lines)
+            lines.append(b"connection: close")
+        return b"%b%b\r\n\r\n" % (STATUS_LINE[reply.status], b"\r\n".join(lines))
 
     def _body(self, reply: Reply) -> Sequence[Bytes]:
         if self.method == "HEAD":

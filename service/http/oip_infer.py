@@ -12,7 +12,7 @@ from turbofno.service.codec.grids import parse_output_grid
 from turbofno.service.errors import BadRequest, PayloadTooLarge
 from turbofno.service.http import oip_openapi, openapi
 from turbofno.service.http.body import read_body
-from turbofno.service.http.call import Bytes, Call, Headers, Operation, Reply
+from turbofno.service.http.call import Bytes, Call, Lines, Operation, Reply
 from turbofno.service.http.inference import run_model, warnings_of
 from turbofno.service.http.offload import JSON_BYTES, TENSOR_BYTES, heavy_to_encode, offload
 from turbofno.service.http.route import route
@@ -99,19 +99,19 @@ async def infer(call: Call) -> Reply:
         binary=binary, model=result.model, version=result.version, request_id=request_id,
         warnings=warnings, trust=largest(result.trust), trust_status=served.why_no_trust(result.trust),
     )  # fmt: skip
-    headers: Headers = []
+    headers: Lines = []
     written: Sequence[Bytes] = answer.pieces
     accepted = call.header(b"accept-encoding")
     if accepted is not None and (coding := answer_coding(accepted)) is not None:
         whole = answer.body
         written = (await offload(len(whole) > _COMPRESS_HEAVY, compress, whole, coding),)
-        headers += [(b"content-encoding", coding.encode()), (b"vary", b"Accept-Encoding")]
+        headers += [b"content-encoding: " + coding.encode(), b"vary: Accept-Encoding"]
     call.note("encode", started)
     if answer.json_length is None:
-        headers.append((b"content-type", b"application/json"))
+        headers.append(b"content-type: application/json")
     else:
-        headers.append((_HEADER_NAME, b"%d" % answer.json_length))
-        headers.append((b"content-type", b"application/octet-stream"))
+        headers.append(b"%b: %d" % (_HEADER_NAME, answer.json_length))
+        headers.append(b"content-type: application/octet-stream")
     return Reply(200, headers, written)
 
 

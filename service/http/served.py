@@ -23,7 +23,7 @@ from turbofno.service.http.trust import NOT_COMPUTED, no_trust_reason
 if TYPE_CHECKING:
     from turbofno.models.core.config import ModelConfig
     from turbofno.service.engine.interface import Engine, Fields, Trust
-    from turbofno.service.http.call import Headers
+    from turbofno.service.http.call import Lines
     from turbofno.service.settings import Settings
 
 _FLOAT = np.dtype(np.float32)
@@ -39,7 +39,7 @@ class Served:
     def __init__(self, config: ModelConfig, settings: Settings) -> None:
         self.config = config
         self.name, self.version = config.name, config.version
-        self.headers: Headers = [(b"x-model-version", self.version.encode("latin-1"))]
+        self.headers: Lines = [b"x-model-version: " + self.version.encode("latin-1")]
         """Headers of every answer."""
         self.units = {channel.name: channel.units for channel in config.outputs}
         self.max_fields = settings.max_fields_per_request
