@@ -80,9 +80,11 @@ class Served:
     def _known(self, said: bytes | str | None, body: memoryview) -> tuple[Fields, Any] | None:
         """The checked fields of a body whose layout was noted before, and their form."""
         layout = self._layouts.get((said, len(body)))
-        if layout is None or bytes(body[: len(layout[0])]) != layout[0]:
+        if layout is None:
             return None
         header, sizes, form = layout
+        if len(header) > _NPY_BEGINNING and bytes(body[: len(header)]) != header:
+            return None
         fields = np.ndarray(sizes, _FLOAT, body, len(header))
         check_finite(fields, self.config.inputs)
         if self._bounded:
