@@ -156,11 +156,9 @@ def _too_large(call: Call, what: str, limit: int, setting: str | None) -> Payloa
 
 
 def _join(pieces: list[bytes | bytearray | memoryview], buffer: memoryview | None) -> memoryview:
-    """The body, in `buffer` if there is one; without a copy if it is a single large piece."""
+    """The body, in `buffer` if there is one; without a copy if it is a single piece."""
     if buffer is None:
-        # A bytearray could be resized under the arrays that lie in it.
-        single = len(pieces) == 1 and not isinstance(pieces[0], bytearray)
-        return memoryview(pieces[0] if single else b"".join(pieces))
+        return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
     start = 0
     for piece in pieces:
         buffer[start : start + len(piece)] = piece

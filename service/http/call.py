@@ -10,7 +10,7 @@ from turbofno.service.logs import accept_request_id
 from turbofno.service.pipeline.admission import ANYONE, UNCOUNTED, Admitted, Caller
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
     from turbofno.service.context import AppContext
     from turbofno.service.engine.interface import PredictResult
@@ -193,12 +193,12 @@ class Reply:
     def __init__(
         self,
         status: int,
-        headers: Iterable[bytes] = (),
+        headers: Sequence[bytes] = (),
         body: Sequence[Bytes] = (),
         stream: AsyncGenerator[Bytes] | None = None,
     ) -> None:
         self.status = status
-        self.headers = [*headers]
+        self.headers = headers
         self.body = body
         self.size = sum(map(len, body))
         """Length of `body` in bytes."""
