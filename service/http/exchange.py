@@ -42,7 +42,7 @@ class Exchange(Call):
 
     # The body's attributes too: a class's instances share the names of 30 at most (see Edge).
     __slots__ = (
-        "_begun", "_edge", "_expects_continue", "_more", "_running", "_task", "_unread", "chunked", "complete", "disconnected",
+        "_edge", "_expects_continue", "_more", "_running", "_task", "_unread", "begun", "chunked", "complete", "disconnected",
         "keep_alive", "pieces", "place", "received", "response_complete", "response_started",
     )  # fmt: skip
 
@@ -68,7 +68,9 @@ class Exchange(Call):
         self._more: asyncio.Future[None] | None = None
         """Set while `more` waits for the body."""
         self._edge = edge
-        self._begun = self._running = False
+        self.begun = False
+        """True from the check of its headers until its reply was sent and its task has ended."""
+        self._running = False
         self._task: asyncio.Task[None] | EagerTask | None = None
         self._unread = 0
 
@@ -114,7 +116,7 @@ class Exchange(Call):
             if self._running:
                 self._task.cancel()
             return
-        if self._begun:
+        if self.begun:
             # Admitted, and not started.
             self.context.access_log.close(self, CLIENT_CLOSED_REQUEST, 0)
         self._release()
@@ -126,11 +128,6 @@ class Exchange(Call):
             self.complete and self.keep_alive and self.chunked and not self._expects_continue
             and self.declared_bytes is not None
         )  # fmt: skip
-
-    @property
-    def over(self) -> bool:
-        """True if its reply was sent and its task has ended."""
-        return self._task is None and not self._begun
 
     @property
     def awaits_body(self) -> bool:
@@ -172,7 +169,7 @@ class Exchange(Call):
 
     def begin(self) -> Reply | None:
         """Return the reply if the headers decide it."""
-        self._begun = True
+        self.begun = True
         return begin(self)
 
     def start(self) -> None:
@@ -206,7 +203,7 @@ class Exchange(Call):
             reply = None
             try:
                 if not self.disconnected:
-                    reply = None if self._begun else self.begin()
+                    reply = None if self.begun else self.begin()
                     reply = reply or await self.operation.run(self)
             except asyncio.CancelledError:
                 # The client has left, or the process ends.
@@ -300,7 +297,7 @@ class Exchange(Call):
     def _release(self) -> None:
         """Drop body and task: the connection keeps this object until its next request."""
         self._task = None
-        self._begun = self._running = False
+        self.begun = self._running = False
         self.pieces.clear()
         self.place = None
 
