@@ -16,7 +16,6 @@ from turbofno.service.http.call import Bytes, Call, Operation, Reply
 from turbofno.service.http.inference import run_model, warnings_of
 from turbofno.service.http.offload import JSON_BYTES, TENSOR_BYTES, heavy_to_encode, offload
 from turbofno.service.http.route import route
-from turbofno.service.http.trust import largest
 from turbofno.service.settings import Settings, env_name
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ async def infer(call: Call) -> Reply:
     answer = await offload(
         heavy, oip_binary.encode, result.fields,
         binary=binary, model=result.model, version=result.version, request_id=request_id,
-        warnings=warnings, trust=largest(result.trust), trust_status=served.why_no_trust(result.trust),
+        warnings=warnings, trust=result.trust, trust_status=served.why_no_trust(result.trust),
     )  # fmt: skip
     if answer.json_length is None:
         headers = [b"content-type: application/json"]

@@ -70,11 +70,6 @@ def _signals(config: ModelConfig) -> list[str]:
     return [name for name, given in known.items() if given]
 
 
-def largest(trust: Trust) -> dict[str, float]:
-    """The maximum of each signal over the request's fields."""
-    return {name: max(values) for name, values in trust.items() if values}
-
-
 def trust_headers(trust: Trust) -> Lines:
     """The headers X-Trust-Input-Distance and X-Trust-Residual, to four digits."""
     return [_HEADERS[name] % max(values) for name, values in trust.items() if values]
