@@ -109,8 +109,8 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry | None = None, *, version: str = "0") -> None:
         self.registry = registry or CollectorRegistry()
-        self._answered: defaultdict[tuple[str, str, str, int], list[_Answered]] = defaultdict(list)
-        """By model, version, protocol and status."""
+        self._answered: defaultdict[tuple[Any, ...], list[_Answered]] = defaultdict(list)
+        """By model, version, protocol, status and names of the steps."""
         self._ran: list[_Ran] = []
         self._judged: defaultdict[tuple[str, str, str], list[float]] = defaultdict(list)
         """Values of trust signals, by model, version and signal."""
@@ -274,8 +274,8 @@ class Metrics:
         steps: Mapping[str, float],
     ) -> None:
         """Count a finished request: reasons of its answer's warnings, seconds in all and of the steps that ran."""
-        alike = self._answered[model, version, protocol, status]
-        alike.append((warned, seconds, steps))
+        alike = self._answered[model, version, protocol, status, *steps]
+        alike.append((warned, seconds, *steps.values()))
         if len(alike) >= _MOST_PENDING:
             self._count_pending()
 
@@ -319,19 +319,18 @@ class Metrics:
 
     def _count_answered(self) -> None:
         answered, self._answered = self._answered, defaultdict(list)
-        for (model, version, protocol, status), several in answered.items():
+        for (model, version, protocol, status, *steps), several in answered.items():
             self.requests.labels(model, version, protocol, status).inc(len(several))
             if not model:
                 continue
-            warned, durations, steps = zip(*several, strict=True)
+            warned, durations, *taken = zip(*several, strict=True)
             for reason, times in _Count(chain.from_iterable(warned)).items():
                 self.prediction_warnings.labels(model, version, reason).inc(times)
             # A streamed rollout lasts as long as its client reads, so it would distort the latency.
             if protocol != "rollout":
                 self.request_duration.labels(model, version).observe(*durations)
-            for name, histogram in self.steps.items():
-                if taken := [one[name] for one in steps if name in one]:
-                    histogram.labels(model, version).observe(*taken)
+            for name, seconds in zip(steps, taken, strict=True):
+                self.steps[name].labels(model, version).observe(*seconds)
 
     def reject(self, reason: str, model: str = "") -> None:
         """Count a request that was refused or dropped."""

@@ -32,8 +32,8 @@ class Codec:
 
     @cached_property
     def content_type(self) -> bytes:
-        """The media type as the value of a header."""
-        return self.media_type.encode()
+        """The header of a body in this format, as it is sent."""
+        return f"content-type: {self.media_type}".encode()
 
 
 def _no_larger_than_body(decode: Callable[[bytes | memoryview], dict[str, Array]]) -> Decode:

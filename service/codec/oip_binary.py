@@ -17,6 +17,7 @@ from turbofno.service.codec.fields import (
     MAX_RANK,
     OUTPUT,
     Array,
+    FieldTrust,
     array_from_bytes,
     bytes_of,
     shaped,
@@ -146,17 +147,19 @@ def encode(
     version: str,
     request_id: str | None = None,
     warnings: tuple[str, ...] = (),
-    trust: dict[str, float] | None = None,
+    trust: FieldTrust | None = None,
     trust_status: str = "",
 ) -> InferResponse:
-    """Encode the output as requested: FP32 numbers in the JSON, or raw bytes after it.
+    """Encode the output as requested: FP32 numbers in the JSON, or raw bytes after it; the largest value of each trust signal.
 
     Raises:
         InvalidField: a value is NaN or infinite, and JSON numbers were requested.
     """
     entry: dict[str, Any] = {"name": OUTPUT, "datatype": DATATYPE, "shape": output.shape}
     document: dict[str, Any] = {"model_name": model, "model_version": version, "outputs": [entry]}
-    parameters: dict[str, Any] = {f"trust_{name}": value for name, value in (trust or {}).items()}
+    parameters: dict[str, Any] = {
+        f"trust_{name}": max(values) for name, values in (trust or {}).items() if values
+    }
     if trust_status:
         parameters["trust_status"] = trust_status
     if warnings:

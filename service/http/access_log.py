@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from turbofno.service.http.call import Call, Headers
+    from turbofno.service.http.call import Call, Lines
     from turbofno.service.http.shedding import Shedding
     from turbofno.service.metrics import Metrics
 
@@ -19,7 +20,12 @@ HEALTH = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"
 """Paths that load balancers and container platforms poll, which send no key."""
 POLLED = HEALTH | {"/metrics"}
 """Paths that machines poll: logged at DEBUG and not traced."""
-_TIMINGS = {step: f"{step};dur=%.3f".encode() for step in ("decode", "queue", "compute", "encode")}
+
+
+@lru_cache(maxsize=64)
+def _timings(steps: tuple[str, ...]) -> bytes:
+    """The format of the header with the milliseconds of these steps."""
+    return b"server-timing: " + ", ".join([f"{step};dur=%.3f" for step in steps]).encode()
 
 
 class AccessLog:
@@ -31,23 +37,23 @@ class AccessLog:
         """Web pages of `cors_origins` may read replies."""
         self._metrics = metrics
         self._shedding = shedding
-        self._server = (b"server", server.encode("latin-1"))
+        self._server = f"server: {server}".encode("latin-1")
         self._origins = frozenset(origin.encode("latin-1") for origin in cors_origins)
 
-    def headers(self, call: Call) -> Headers:
+    def headers(self, call: Call) -> Lines:
         """Reply headers in addition to the operation's own."""
-        headers = [self._server, (b"x-request-id", call.request_id.encode("latin-1"))]
+        headers = [self._server, b"x-request-id: " + call.request_id.encode("latin-1")]
         if call.trace:
-            headers.append((b"traceresponse", call.trace.encode("latin-1")))
+            headers.append(b"traceresponse: " + call.trace.encode("latin-1"))
         if self._origins:
-            headers.append((b"vary", b"Origin"))
+            headers.append(b"vary: Origin")
             origin = call.headers.get(b"origin", b"").lower()
             if origin in self._origins:
-                headers.append((b"access-control-allow-origin", origin))
-                headers.append((b"access-control-expose-headers", b"*"))
+                headers.append(b"access-control-allow-origin: " + origin)
+                headers.append(b"access-control-expose-headers: *")
         if steps := call.steps:
-            timings = [_TIMINGS[step] % (seconds * 1e3) for step, seconds in steps.items()]
-            headers.append((b"server-timing", b", ".join(timings)))
+            milliseconds = [1e3 * seconds for seconds in steps.values()]
+            headers.append(_timings(tuple(steps)) % tuple(milliseconds))
         return headers
 
     def close(self, call: Call, status: int, sent_bytes: int) -> None:

@@ -74,10 +74,13 @@ class AsgiCall(Call):
     async def reply(self, reply: Reply) -> None:
         """Send a reply. Closes its stream, however far it came."""
         try:
-            headers = [*reply.headers]
-            if reply.stream is None and reply.status not in (204, CLIENT_CLOSED_REQUEST):
-                headers.append((b"content-length", str(reply.size).encode()))
-            headers += self.context.access_log.headers(self)
+            lines = [*reply.headers, *self.context.access_log.headers(self)]
+            if reply.stream is None:
+                # Instead of the body's bytes.
+                self.admitted.hold_answer(reply.size)
+                if reply.status not in (204, CLIENT_CLOSED_REQUEST):
+                    lines.append(b"content-length: %d" % reply.size)
+            headers = [line.split(b": ", 1) for line in lines]
             self.status, self.started_reply = reply.status, True
             start = {"type": "http.response.start", "status": reply.status, "headers": headers}
             await self._send(start)

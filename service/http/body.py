@@ -66,8 +66,11 @@ async def read_body(call: Call, *, limit: int, setting: str | None) -> memoryvie
     if buffer is None and aligned_at is not None and coding is None:
         # Allocated after the body has arrived: an announced body that never comes must not occupy the engine's memory.
         buffer = call.context.engine.buffer(size, aligned_at=aligned_at)
-    heavy = call.place is None and size > BINARY_BYTES
-    whole = await offload(heavy, _join, call.pieces, buffer)
+    if buffer is None and len(call.pieces) == 1:
+        whole = memoryview(call.pieces[0])
+    else:
+        heavy = call.place is None and size > BINARY_BYTES
+        whole = await offload(heavy, _join, call.pieces, buffer)
     call.pieces.clear()
     call.place = None
     if coding is None:
@@ -156,12 +159,9 @@ def _too_large(call: Call, what: str, limit: int, setting: str | None) -> Payloa
 
 
 def _join(pieces: list[bytes | bytearray | memoryview], buffer: memoryview | None) -> memoryview:
-    """The body, in `buffer` if there is one; without a copy if it is a single large piece."""
+    """The body, in `buffer` if there is one."""
     if buffer is None:
-        # A bytearray could be resized under the arrays that lie in it.
-        single = len(pieces) == 1 and not isinstance(pieces[0], bytearray)
-        whole = pieces[0] if single else b"".join(pieces)
-        return whole if isinstance(whole, memoryview) else memoryview(whole)
+        return memoryview(b"".join(pieces))
     start = 0
     for piece in pieces:
         buffer[start : start + len(piece)] = piece

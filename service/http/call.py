@@ -10,7 +10,7 @@ from turbofno.service.logs import accept_request_id
 from turbofno.service.pipeline.admission import ANYONE, UNCOUNTED, Admitted, Caller
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
     from turbofno.service.context import AppContext
     from turbofno.service.engine.interface import PredictResult
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from turbofno.service.http.served import Served
 
 Headers = list[tuple[bytes, bytes]]
-"""In the order received, names in lower case."""
+"""Of a request: in the order received, names in lower case."""
+Lines = list[bytes]
+"""Headers of a reply, each as it is sent, `name: value`; names in lower case."""
 Bytes = bytes | memoryview
 ProtocolLabel = Literal["oip", "predict", "rollout", "vjp", "solver", "admin"]
 
@@ -191,21 +193,21 @@ class Reply:
     def __init__(
         self,
         status: int,
-        headers: Iterable[tuple[bytes, bytes]] = (),
+        headers: Sequence[bytes] = (),
         body: Sequence[Bytes] = (),
         stream: AsyncGenerator[Bytes] | None = None,
     ) -> None:
         self.status = status
-        self.headers = [*headers]
+        self.headers = headers
         self.body = body
         self.size = sum(map(len, body))
         """Length of `body` in bytes."""
         self.stream = stream
 
 
-def encoded(headers: Mapping[str, str]) -> Headers:
-    """Headers as bytes, names in lower case."""
-    return [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+def encoded(headers: Mapping[str, str]) -> Lines:
+    """Headers as lines."""
+    return [f"{name.lower()}: {value}".encode("latin-1") for name, value in headers.items()]
 
 
 def _joined(headers: Headers) -> dict[bytes, bytes]:

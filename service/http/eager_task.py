@@ -21,14 +21,12 @@ class EagerTask:
     def __init__(
         self, coroutine: Coroutine[Any, None, None], on_end: Callable[[EagerTask], None]
     ) -> None:
-        """`on_end` is called if it did not end at once."""
-        self._coroutine = coroutine
-        self._on_end: Callable[[EagerTask], None] | None = None
+        """`on_end` is called at its end, which may be before this returns."""
+        self._coroutine, self._on_end = coroutine, on_end
         self._cancelled = False
         self._waits_for: asyncio.Future[Any] | None = None
         self._context = copy_context()
         self._context.run(self._step)
-        self._on_end = on_end
 
     @property
     def ended(self) -> bool:
@@ -51,8 +49,7 @@ class EagerTask:
             else:
                 future = coroutine.send(None)
         except BaseException as end:
-            if self._on_end is not None:
-                self._on_end(self)
+            self._on_end(self)
             if not isinstance(end, StopIteration):
                 raise
             return

@@ -221,7 +221,7 @@ class Edge(HttpToolsProtocol):
         rest = len(data) - len(before) - len(behind)
         size = rest - len(str(rest))
         head = b"%b%d%b" % (before, size, behind)
-        if not (len(head) + size == len(data) and data.startswith(head) and exchange.over):
+        if not (len(head) + size == len(data) and data.startswith(head)) or exchange.begun:
             return None
         exchange.renew(memoryview(data)[len(head) :])
         return exchange

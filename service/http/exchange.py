@@ -42,7 +42,7 @@ class Exchange(Call):
 
     # The body's attributes too: a class's instances share the names of 30 at most (see Edge).
     __slots__ = (
-        "_begun", "_edge", "_expects_continue", "_more", "_running", "_task", "_unread", "chunked", "complete", "disconnected",
+        "_edge", "_expects_continue", "_more", "_running", "_task", "_unread", "begun", "chunked", "complete", "disconnected",
         "keep_alive", "pieces", "place", "received", "response_complete", "response_started",
     )  # fmt: skip
 
@@ -68,7 +68,9 @@ class Exchange(Call):
         self._more: asyncio.Future[None] | None = None
         """Set while `more` waits for the body."""
         self._edge = edge
-        self._begun = self._running = False
+        self.begun = False
+        """True from the check of its headers until its reply was sent and its task has ended."""
+        self._running = False
         self._task: asyncio.Task[None] | EagerTask | None = None
         self._unread = 0
 
@@ -114,7 +116,7 @@ class Exchange(Call):
             if self._running:
                 self._task.cancel()
             return
-        if self._begun:
+        if self.begun:
             # Admitted, and not started.
             self.context.access_log.close(self, CLIENT_CLOSED_REQUEST, 0)
         self._release()
@@ -126,11 +128,6 @@ class Exchange(Call):
             self.complete and self.keep_alive and self.chunked and not self._expects_continue
             and self.declared_bytes is not None
         )  # fmt: skip
-
-    @property
-    def over(self) -> bool:
-        """True if its reply was sent and its task has ended."""
-        return self._task is None and not self._begun
 
     @property
     def awaits_body(self) -> bool:
@@ -172,7 +169,7 @@ class Exchange(Call):
 
     def begin(self) -> Reply | None:
         """Return the reply if the headers decide it."""
-        self._begun = True
+        self.begun = True
         return begin(self)
 
     def start(self) -> None:
@@ -206,7 +203,7 @@ class Exchange(Call):
             reply = None
             try:
                 if not self.disconnected:
-                    reply = None if self._begun else self.begin()
+                    reply = None if self.begun else self.begin()
                     reply = reply or await self.operation.run(self)
             except asyncio.CancelledError:
                 # The client has left, or the process ends.
@@ -238,7 +235,7 @@ class Exchange(Call):
         flow, transport, stream = self._edge.flow, self._edge.transport, reply.stream
         try:
             if flow.write_paused:
-                await flow.drain()
+                await self._drain(reply)
             if self.disconnected:
                 return 0
             head, body = self._head(reply), self._body(reply)
@@ -246,8 +243,7 @@ class Exchange(Call):
             transport.writelines((head, *body))
             size = reply.size if body else 0
             if flow.write_paused:
-                # The reply's bytes are held until the client has read enough of them.
-                await flow.drain()
+                await self._drain(reply)
             if stream is not None:
                 async for piece in stream:
                     size += len(piece)
@@ -263,6 +259,12 @@ class Exchange(Call):
             if stream is not None:
                 await stream.aclose()
 
+    async def _drain(self, reply: Reply) -> None:
+        """Wait until the client has read enough; meanwhile a whole reply's bytes are held, instead of the body's."""
+        if reply.stream is None:
+            self.admitted.hold_answer(reply.size)
+        await self._edge.flow.drain()
+
     def _chunk(self, piece: Bytes) -> Sequence[Bytes]:
         return (b"%x\r\n" % len(piece), piece, b"\r\n") if self.chunked else (piece,)
 
@@ -272,19 +274,18 @@ class Exchange(Call):
         if edge.cycle is self and self.context.admission.draining:
             # On a connection that it keeps, a client would never get to another instance.
             self.keep_alive = False
-        headers = edge.server_state.default_headers + reply.headers
-        headers += self.context.access_log.headers(self)
+        lines = [*map(b": ".join, edge.server_state.default_headers), *reply.headers]
+        lines += self.context.access_log.headers(self)
         if reply.stream is None:
             if reply.status != 204:
-                headers.append((b"content-length", b"%d" % reply.size))
+                lines.append(b"content-length: %d" % reply.size)
         elif self.chunked:
-            headers.append((b"transfer-encoding", b"chunked"))
+            lines.append(b"transfer-encoding: chunked")
         else:
             self.keep_alive = False
         if not self.keep_alive:
-            headers.append((b"connection", b"close"))
-        lines = b"\r\n".join(map(b": ".join, headers))
-        return b"%b%b\r\n\r\n" % (STATUS_LINE[reply.status], lines)
+            lines.append(b"connection: close")
+        return b"%b%b\r\n\r\n" % (STATUS_LINE[reply.status], b"\r\n".join(lines))
 
     def _body(self, reply: Reply) -> Sequence[Bytes]:
         if self.method == "HEAD":
@@ -296,7 +297,7 @@ class Exchange(Call):
     def _release(self) -> None:
         """Drop body and task: the connection keeps this object until its next request."""
         self._task = None
-        self._begun = self._running = False
+        self.begun = self._running = False
         self.pieces.clear()
         self.place = None
 

@@ -98,7 +98,7 @@ class FastAPIApp(FastAPI):
         }  # fmt: skip
         await self._routes(scope, receive, send)
         # The transports add the length, and know no ranges.
-        headers = [one for one in start["headers"] if one[0] not in _NOT_PASSED_ON]
+        headers = [b": ".join(one) for one in start["headers"] if one[0] not in _NOT_PASSED_ON]
         return Reply(start["status"], headers, pieces)
 
 

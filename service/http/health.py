@@ -79,4 +79,4 @@ def why_not_ready(context: AppContext) -> list[str]:
 async def metrics(call: Call) -> Reply:
     """Prometheus metrics, in the text format."""
     text = await call.context.scrape()
-    return Reply(200, [(b"content-type", CONTENT_TYPE_LATEST.encode())], (text,))
+    return Reply(200, [b"content-type: " + CONTENT_TYPE_LATEST.encode()], (text,))

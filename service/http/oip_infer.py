@@ -6,18 +6,16 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from turbofno.service.codec import oip_binary
-from turbofno.service.codec.compression import answer_coding, compress
+from turbofno.service.codec.compression import Coding, answer_coding, compress
 from turbofno.service.codec.fields import fields_from_tensor
 from turbofno.service.codec.grids import parse_output_grid
 from turbofno.service.errors import BadRequest, PayloadTooLarge
 from turbofno.service.http import oip_openapi, openapi
 from turbofno.service.http.body import read_body
-from turbofno.service.http.call import Bytes, Call, Headers, Operation, Reply
+from turbofno.service.http.call import Bytes, Call, Operation, Reply
 from turbofno.service.http.inference import run_model, warnings_of
 from turbofno.service.http.offload import JSON_BYTES, TENSOR_BYTES, heavy_to_encode, offload
-from turbofno.service.http.predict import success_reply
 from turbofno.service.http.route import route
-from turbofno.service.http.trust import largest
 from turbofno.service.settings import Settings, env_name
 
 if TYPE_CHECKING:
@@ -36,19 +34,21 @@ class Parameters(NamedTuple):
     header_length: str | None
     """Length of the JSON before the tensor, not checked yet; None if the whole body is JSON."""
     raw_shape: str | None
+    coding: Coding | None
+    """Of the answer."""
 
 
 def _parse(call: Call, given: Mapping[str, Any]) -> Parameters:
-    length = call.header(_HEADER_NAME)
+    length, coding = call.header(_HEADER_NAME), answer_coding(call.header(b"accept-encoding") or "")
     if length is None:
-        return Parameters(None, given["shape"])
+        return Parameters(None, given["shape"], coding)
     if "," in length:
         raise BadRequest(f"{HEADER} is given {length.count(',') + 1} times, expected once")
     length = length.strip()
     # The tensor follows the JSON. An invalid length is refused after reading, when its valid range is known.
     valid = length.isascii() and length.isdigit() and len(length) < 10
     call.aligned_at = int(length) if valid else 0
-    return Parameters(length, given["shape"])
+    return Parameters(length, given["shape"], coding)
 
 
 OPERATIONS: list[Operation] = []
@@ -69,7 +69,7 @@ OPERATIONS: list[Operation] = []
 async def infer(call: Call) -> Reply:
     """Infer; JSON or binary tensors both ways, whatever Content-Type says."""
     settings, served = call.context.settings, call.served
-    header, raw_shape = call.parameters
+    header, raw_shape, coding = call.parameters
     setting = "max_json_bytes" if header is None else "max_body_bytes"
     body = await read_body(call, limit=getattr(settings, setting), setting=setting)
     started = time.perf_counter()
@@ -98,22 +98,22 @@ async def infer(call: Call) -> Reply:
     answer = await offload(
         heavy, oip_binary.encode, result.fields,
         binary=binary, model=result.model, version=result.version, request_id=request_id,
-        warnings=warnings, trust=largest(result.trust), trust_status=served.why_no_trust(result.trust),
+        warnings=warnings, trust=result.trust, trust_status=served.why_no_trust(result.trust),
     )  # fmt: skip
-    headers: Headers = []
+    if answer.json_length is None:
+        headers = [b"content-type: application/json"]
+    else:
+        headers = [
+            b"%b: %d" % (_HEADER_NAME, answer.json_length),
+            b"content-type: application/octet-stream",
+        ]
     written: Sequence[Bytes] = answer.pieces
-    accepted = call.header(b"accept-encoding")
-    if accepted is not None and (coding := answer_coding(accepted)) is not None:
+    if coding is not None:
         whole = answer.body
         written = (await offload(len(whole) > _COMPRESS_HEAVY, compress, whole, coding),)
-        headers += [(b"content-encoding", coding.encode()), (b"vary", b"Accept-Encoding")]
+        headers += [b"content-encoding: " + coding.encode(), b"vary: Accept-Encoding"]
     call.note("encode", started)
-    if answer.json_length is None:
-        headers.append((b"content-type", b"application/json"))
-    else:
-        headers.append((_HEADER_NAME, b"%d" % answer.json_length))
-        headers.append((b"content-type", b"application/octet-stream"))
-    return success_reply(call, headers, written)
+    return Reply(200, headers, written)
 
 
 def _json_length(header: str | None, available: int, settings: Settings) -> int:

@@ -100,37 +100,42 @@ def begin(call: Call) -> Reply | None:
     try:
         if call.context.tracer is not None:
             call.context.tracer.start(call)
+        # With `checked`, the same head was found right before.
         if call.checked is None:
             call.context.guard.check(call)
             if is_preflight(call):
                 return preflight()
         if call.context.keys is not None:
             call.context.keys.check(call)
-        return _admit(call)
+        if call.checked is None:
+            call.operation = _operation(call)
+        if call.operation.parse is not None:
+            _admit(call)
     except Exception as error:
         return problem(call, error)
+    return None
 
 
-def _admit(call: Call) -> Reply | None:
-    target = call.target
-    operations = target.operations
+def _operation(call: Call) -> Operation:
+    operations = call.target.operations
     if operations is None:
-        call.operation = _FASTAPI
-        return None
+        return _FASTAPI
     if not operations:
         raise _no_verb(call.path)
     method = "GET" if call.method == "HEAD" else call.method
     if method not in operations:
         raise not_allowed(call.method, call.path, sorted(operations))
-    operation = call.operation = operations[method]
-    if operation.parse is None:
-        return None
-    context = call.context
+    return operations[method]
+
+
+def _admit(call: Call) -> None:
+    operation, target, context = call.operation, call.target, call.context
     call.protocol = operation.protocol
     served = call.served = context.served.find(target.model, target.version)
     if operation.of_model:
         call.model, call.version = served.name, served.version
     if call.checked is not served:
+        assert operation.parse is not None
         given = read_query(call, operation.parameters, hint=operation.hint)
         call.parameters = operation.parse(call, given)
         if call.checked is None:
@@ -143,11 +148,11 @@ def _admit(call: Call) -> Reply | None:
             version=served.version,
             caller=call.caller,
             queued=operation.queued,
+            received=call.received,
         )
     except QueueFull:
         call.shed = True
         raise
-    return None
 
 
 def _no_verb(path: str) -> NotFound:

@@ -11,7 +11,7 @@ from turbofno.service.codec.grids import OUTPUT_GRID, Grid, parse_output_grid
 from turbofno.service.codec.negotiate import JSON, NPY, NPZ, Codec, codec_for_answer, codec_for_body
 from turbofno.service.http import openapi
 from turbofno.service.http.body import read_body
-from turbofno.service.http.call import Bytes, Call, Headers, Operation, Reply
+from turbofno.service.http.call import Call, Lines, Operation, Reply, encoded
 from turbofno.service.http.inference import run_model, warnings_of
 from turbofno.service.http.offload import (
     BINARY_BYTES,
@@ -131,13 +131,11 @@ async def predict(call: Call) -> Reply:
 
 
 @lru_cache(maxsize=256)
-def _batch_sizes(sizes: tuple[int, ...]) -> tuple[bytes, bytes]:
-    return b"x-batch-size", ", ".join(map(str, sizes)).encode()
+def _batch_sizes(sizes: tuple[int, ...]) -> bytes:
+    return b"x-batch-size: " + ", ".join(map(str, sizes)).encode()
 
 
-async def fields_reply(
-    call: Call, answer: ResponseData, headers: Iterable[tuple[bytes, bytes]] = ()
-) -> Reply:
+async def fields_reply(call: Call, answer: ResponseData, headers: Iterable[bytes] = ()) -> Reply:
     """A successful reply, encoded by the `writer` of the call's parameters. Raises as its `encode`."""
     writer: Codec = call.parameters.writer
     started = time.perf_counter()
@@ -145,25 +143,17 @@ async def fields_reply(
     heavy = heavy_to_encode(values, as_json=writer is JSON)
     body = await offload(heavy, writer.encode, answer)
     call.note("encode", started)
-    content_type = (b"content-type", writer.content_type)
     status = status_headers(answer.trust_status, answer.warnings)
-    return success_reply(call, [content_type, *call.served.headers, *headers, *status], body)
+    return Reply(200, (writer.content_type, *call.served.headers, *headers, *status), body)
 
 
-def success_reply(call: Call, headers: Headers, body: Sequence[Bytes]) -> Reply:
-    """A successful reply; the request then holds its bytes instead of the body's."""
-    reply = Reply(200, headers, body)
-    call.admitted.hold_answer(reply.size)
-    return reply
-
-
-def status_headers(trust_status: str, warnings: Sequence[str]) -> Headers:
+def status_headers(trust_status: str, warnings: Sequence[str]) -> Lines:
     """Headers for warnings, and for the reason why there are no trust signals."""
-    headers: Headers = []
+    headers: Lines = []
     if trust_status:
-        headers.append((TRUST_HEADER.lower().encode(), trust_status.encode("latin-1")))
+        headers += encoded({TRUST_HEADER: trust_status})
     if warnings:
-        headers.append((openapi.WARNING.lower().encode(), "; ".join(warnings).encode("latin-1")))
+        headers += encoded({openapi.WARNING: "; ".join(warnings)})
     return headers
 
 

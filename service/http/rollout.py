@@ -205,11 +205,11 @@ async def rollout(call: Call) -> Reply:
         call.admitted.hold(2 * fields.nbytes + unread_bytes(fields))
         about = _about(config, job, status_of(config, engine))
         headers = [
-            (b"content-type", writer.media_type.encode()),
+            b"content-type: " + writer.media_type.encode(),
             *served.headers,
             # Keeps proxies from buffering frames.
-            (b"cache-control", b"no-store"),
-            (b"x-accel-buffering", b"no"),
+            b"cache-control: no-store",
+            b"x-accel-buffering: no",
             *status_headers(served.no_trust_reason, warnings),
         ]
         events = stream(engine.rollout(job), writer, about, warnings_of)

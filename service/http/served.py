@@ -23,7 +23,7 @@ from turbofno.service.http.trust import NOT_COMPUTED, no_trust_reason
 if TYPE_CHECKING:
     from turbofno.models.core.config import ModelConfig
     from turbofno.service.engine.interface import Engine, Fields, Trust
-    from turbofno.service.http.call import Headers
+    from turbofno.service.http.call import Lines
     from turbofno.service.settings import Settings
 
 _FLOAT = np.dtype(np.float32)
@@ -39,7 +39,7 @@ class Served:
     def __init__(self, config: ModelConfig, settings: Settings) -> None:
         self.config = config
         self.name, self.version = config.name, config.version
-        self.headers: Headers = [(b"x-model-version", self.version.encode("latin-1"))]
+        self.headers: Lines = [b"x-model-version: " + self.version.encode("latin-1")]
         """Headers of every answer."""
         self.units = {channel.name: channel.units for channel in config.outputs}
         self.max_fields = settings.max_fields_per_request
@@ -80,9 +80,11 @@ class Served:
     def _known(self, said: bytes | str | None, body: memoryview) -> tuple[Fields, Any] | None:
         """The checked fields of a body whose layout was noted before, and their form."""
         layout = self._layouts.get((said, len(body)))
-        if layout is None or bytes(body[: len(layout[0])]) != layout[0]:
+        if layout is None:
             return None
         header, sizes, form = layout
+        if len(header) > _NPY_BEGINNING and bytes(body[: len(header)]) != header:
+            return None
         fields = np.ndarray(sizes, _FLOAT, body, len(header))
         check_finite(fields, self.config.inputs)
         if self._bounded:

@@ -10,7 +10,7 @@ from turbofno.service.settings import env_name
 if TYPE_CHECKING:
     from turbofno.models.core.config import ModelConfig
     from turbofno.service.engine.interface import Trust
-    from turbofno.service.http.call import Headers
+    from turbofno.service.http.call import Lines
 
 _MEANINGS = {
     "input_distance": "distance of the input from the training data; one in 100 training inputs is above 1",
@@ -20,7 +20,7 @@ LARGEST = {
     name: f"{meaning}; the largest over the request's fields, where known"
     for name, meaning in _MEANINGS.items()
 }
-_HEADER_NAMES = {name: f"x-trust-{name.replace('_', '-')}".encode() for name in _MEANINGS}
+_HEADERS = {name: f"x-trust-{name.replace('_', '-')}: %.4g".encode() for name in _MEANINGS}
 OF_FIELDS = "one value per field, where known: " + "; ".join(
     f"{name}: {meaning}" for name, meaning in _MEANINGS.items()
 )
@@ -70,11 +70,6 @@ def _signals(config: ModelConfig) -> list[str]:
     return [name for name, given in known.items() if given]
 
 
-def largest(trust: Trust) -> dict[str, float]:
-    """The maximum of each signal over the request's fields."""
-    return {name: max(values) for name, values in trust.items() if values}
-
-
-def trust_headers(trust: Trust) -> Headers:
+def trust_headers(trust: Trust) -> Lines:
     """The headers X-Trust-Input-Distance and X-Trust-Residual, to four digits."""
-    return [(_HEADER_NAMES[name], b"%.4g" % value) for name, value in largest(trust).items()]
+    return [_HEADERS[name] % max(values) for name, values in trust.items() if values]

@@ -81,6 +81,8 @@ class Admitted:
 
     def hold(self, size: int) -> None:
         """Set the total to `size` bytes. Raises QueueFull if they do not fit now, PayloadTooLarge if they never do."""
+        if size == self._held:
+            return
         if size > self._held and self._admission is not None:
             self._admission.check_bytes(self._counted, self._model, size, held=self._held)
         self.hold_answer(size)
@@ -148,6 +150,7 @@ class Admission:
         version: str,
         caller: Caller = ANYONE,
         queued: bool = True,
+        received: int = 0,
     ) -> Admitted:
         """Admit one request before its body is read. The caller must `leave` what is returned once the answer is sent.
 
@@ -158,6 +161,7 @@ class Admission:
             content_length: bytes of the decoded body; None if unknown (chunked or compressed).
             caller: the client whose limits apply.
             queued: the request will wait in the model's queue, and gets a slot of it.
+            received: bytes of the body that have come, which are counted at once.
 
         Raises:
             Unavailable: the service is draining.
@@ -175,12 +179,13 @@ class Admission:
         slot = (model, version)
         self._capacity.check(model, version, self.coming[slot] + 1)
         counted = self._counted(caller, model)
-        self.check_bytes(counted, model, size)
+        self.check_bytes(counted, model, max(size, received))
         self._requests += 1
-        if not queued:
-            return Admitted(self, counted, model)
-        self.coming[slot] += 1
-        return Admitted(self, counted, model, slot)
+        if queued:
+            self.coming[slot] += 1
+        admitted = Admitted(self, counted, model, slot if queued else None)
+        admitted.hold_answer(received)
+        return admitted
 
     def leave(self) -> None:
         """Note the end of an admitted request."""

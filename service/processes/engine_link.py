@@ -42,8 +42,10 @@ class _Pending(NamedTuple):
     outcome: asyncio.Future[Any]
     sent: object = None
     """The request as sent: its arrays are kept until the engine answers, even if nobody waits any more."""
-    part: slice | None = None
-    """Its fields among those of the request, if that was joined of several."""
+    outputs: Fields = NO_FIELDS
+    """Those of a prediction, and of others that were joined with it."""
+    part: slice = slice(None)
+    """The prediction's fields among them."""
 
 
 class EngineLink:
@@ -124,15 +126,16 @@ class EngineLink:
             for asked in several:
                 self._send((asked,))
             return
-        numbers, stop = [next(self._numbers) for _ in several], 0
+        numbers, stop = [*itertools.islice(self._numbers, len(several))], 0
+        outputs = request.output_buffer
+        assert outputs is not None
         for number, asked in zip(numbers, several, strict=True):
             start, stop = stop, stop + len(asked.request.fields)
-            asked.work, part = number, None
+            asked.work = number
+            self._pending[number] = _Pending(asked.outcome, request, outputs, slice(start, stop))
             if request.joined:
-                part = slice(start, stop)
                 # Its fields are in shared memory now. Freed at once, the body's memory takes the next one while in the caches.
                 asked.request.fields = NO_FIELDS
-            self._pending[number] = _Pending(asked.outcome, request, part)
         self._channel.send(messages.Predict(numbers[0], request))
 
     async def rollout(self, request: RolloutRequest, ring: Fields) -> AsyncGenerator[Frame]:
@@ -226,19 +229,10 @@ class EngineLink:
 
     def _settle_all(self, message: messages.Predicted) -> None:
         """Give each of the predictions that were joined its part of the result."""
-        result = message.result
         for number in range(message.id, message.id + message.count):
-            outcome, request, part = self._pending.pop(number)
-            if outcome.done():
-                continue
-            assert isinstance(request, PredictRequest)
-            outputs = request.output_buffer
-            assert outputs is not None
-            if part is None:
-                result.fields = outputs
-                outcome.set_result(result)
-            else:
-                outcome.set_result(part_of(result, part, outputs))
+            outcome, _, outputs, part = self._pending.pop(number)
+            if not outcome.done():
+                outcome.set_result(part_of(message.result, part, outputs))
 
     def _settle(self, number: int, outcome: Any) -> None:
         pending = self._pending.pop(number)

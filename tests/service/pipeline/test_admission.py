@@ -69,6 +69,21 @@ def test_bytes_are_held_during_a_request_and_released_on_error() -> None:
     assert inflight(metrics) == 0
 
 
+def test_bytes_that_have_come_are_held_from_the_admission_on() -> None:
+    admission, _, metrics = make()
+    first = admission.admit(100, model="m", version="1", received=100)
+    second = admission.admit(None, model="m", version="1", received=100)
+    assert inflight(metrics) == 200
+    for announced, received in ((51, 51), (100, 10), (None, 51)):
+        with pytest.raises(QueueFull, match="TURBOFNO_MAX_INFLIGHT_BYTES"):
+            admission.admit(announced, model="m", version="1", received=received)
+    first.hold(100)
+    assert inflight(metrics) == 200, "counted once"
+    first.leave()
+    second.leave()
+    assert inflight(metrics) == 0
+
+
 def test_inflight_limit_refuses_and_names_its_setting() -> None:
     admission, _, _ = make()
     with admit(admission, 100) as first, admit(admission, 100) as second:
