@@ -15,7 +15,7 @@ def project_fluxes(
     A flux is (difference of u) (sum of a); u counts as 0 at the ends of both axes.
 
     Args:
-        a: float32 [n, rows, points], whose fields are contiguous, on a GPU that the kernels run on.
+        a: float32 [n, rows, points], at least one field, on a GPU that the kernels run on.
         u: As a.
         across: float32 [FLUX_MODES, points], contiguous: functions for fluxes from a row to the next, 0 at both ends.
         along: Of the same shape: functions for fluxes from a point to the next, 0 at the last.
@@ -23,6 +23,7 @@ def project_fluxes(
     Returns:
         float32 [n, 2, rows, FLUX_MODES]: across, then along; 0 in the last row, and in the first and last.
     """
+    a, u = (field if field[0].is_contiguous() else field.contiguous() for field in (a, u))
     n, rows, points = a.shape
     out = torch.empty(n, 2, rows, FLUX_MODES, device=a.device)
     structure = Fluxes(

@@ -22,8 +22,8 @@ def octave_energies(
     """Return the energies of real fields, of all coefficients but the mean and of each octave of the largest |k_i|.
 
     Args:
-        coefficients: What rfftn gives, complex64 [..., *places, points // 2 + 1], contiguous, on a GPU that the kernels
-            run on. Those whose conjugates rfftn omits count twice.
+        coefficients: What rfftn gives, complex64 [..., *places, points // 2 + 1], of at least one field, on a GPU that
+            the kernels run on. Those whose conjugates rfftn omits count twice.
         place_octaves: Octave of the largest |k_i| on all axes but the last, -1 where all are 0: int32 [places], flattened.
         points: Of the last axis.
         octaves: Number of octaves [2^o, 2^(o + 1)); no coefficient is beyond the last.
@@ -32,6 +32,7 @@ def octave_energies(
     Returns:
         float32 [fields, 1 + octaves].
     """
+    coefficients = coefficients.contiguous()
     places, kept = len(place_octaves), coefficients.shape[-1]
     fields = coefficients.numel() // (places * kept)
     # as many blocks as multiprocessors at least; with more parts, summing them takes longer

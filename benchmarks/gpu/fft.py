@@ -195,13 +195,14 @@ def _only(kernel: str) -> Iterator[None]:
     """Let only one of the kernels run."""
 
     def forget() -> None:
-        _plan._refusal.cache_clear()
+        _plan._considered.cache_clear()
         _plan._split.cache_clear()
         _gemm._tables._kept.clear()
         _gemm._tables.nbytes = 0
 
     def only(*_: object, **__: object) -> tuple[str]:
         if kernel == WHOLE_PLANES:
+            # no list of kernels says that none takes a pass
             raise _plan._Refused("no whole plane")
         return (kernel,)
 

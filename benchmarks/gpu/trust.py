@@ -1,6 +1,7 @@
 """What trust signals add to the time of a network on a GPU under load: large batches, one after another.
 
-As in the service, the signals of a batch run beside the network of the next one. Their spectra are computed by this package where it is preferred, and for comparison by torch.fft everywhere.
+As in the service, the signals of a batch run beside the network of the next one. Their spectra are computed by this
+package where it is preferred, and for comparison by torch.fft everywhere.
 """
 
 from __future__ import annotations

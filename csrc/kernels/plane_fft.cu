@@ -2,7 +2,7 @@
 //
 // A thread holds one butterfly, as in mixed_radix_fft. Both axes are transformed in place, with neighbouring threads on
 // neighbouring lines: these are at odd distances or next to each other, and twiddles are the same for most of a warp. Digits
-// become frequencies in their order only when values are written. Two rows of a real plane are one complex row.
+// become frequencies in their order only when values are written. Rows r and H + r of a real plane are one complex row.
 #include "fft_twiddle.cuh"
 #include "pdl.cuh"
 #include "plane_fft_block.cuh"

@@ -2,6 +2,7 @@
 //
 // The flux through the face between two points is (difference of u) (sum of a), u = 0 around the grid. Fluxes along the rows
 // and across them are projected on 16 functions each, whose tables have zeros where there are fewer.
+#include "../plan/ceil_div.h"
 #include "launch.h"
 #include "pdl.cuh"
 
@@ -25,7 +26,7 @@ template <int N> __device__ __forceinline__ void sum_over_lanes(float (&values)[
 
 // A warp takes the faces below two rows, and those along them.
 __global__ void __launch_bounds__(kThreads) project_fluxes(const turbofno_fluxes f) {
-    const int lane = int(threadIdx.x) % 32, pairs = (f.rows + kRows - 1) / kRows;
+    const int lane = int(threadIdx.x) % 32, pairs = ceil_div(f.rows, kRows);
     const int64_t warp = int64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32, field = warp / pairs;
     if (field >= f.fields) return;
     const int first = int(warp % pairs) * kRows, rows = f.rows, points = f.points;
@@ -76,7 +77,7 @@ __global__ void __launch_bounds__(kThreads) project_fluxes(const turbofno_fluxes
 
 extern "C" turbofno_status turbofno_project_fluxes(const turbofno_fluxes *f, CUstream_st *stream) {
     using namespace turbofno;
-    const int64_t pairs = (int64_t(f->rows) + kRows - 1) / kRows, blocks = (f->fields * pairs + 3) / (kThreads / 32);
+    const int64_t blocks = ceil_div(f->fields * ceil_div(f->rows, kRows), int64_t(kThreads / 32));
     if (f->rows < 3 || f->points < 3 || f->fields < 1 || blocks > 0x7fffffff) return TURBOFNO_UNSUPPORTED;
     if (f->a == nullptr || f->u == nullptr || f->out == nullptr) return TURBOFNO_NULL_POINTER;
     if (f->across == nullptr || f->along == nullptr) return TURBOFNO_NULL_POINTER;

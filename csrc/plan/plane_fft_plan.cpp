@@ -69,7 +69,6 @@ const char *prepare(const turbofno_plane_transform &transform, PlanePlan &p) {
     const bool odd = p.real && p.height.size % 2 == 1; // the last row's imaginary parts are not given
     p.cleared = p.in.height.gap > 0 || p.in.width.gap > 0 ? 0 : odd ? p.rows - 1 : p.rows;
     const int values = p.rows * p.pitch;
-    if (values > most / 8) return "a plane does not fit in shared memory";
     share_planes(p, std::max(1, kBlockValues / values));
     if (p.shared_bytes > transform.shared_bytes) return "a plane does not fit in shared memory";
     return nullptr;

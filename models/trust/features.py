@@ -54,8 +54,9 @@ class Spectrum(NamedTuple):
     """What rfftn gives for fields on a grid."""
 
     coefficients: Tensor
-    """[n, channels, *grid but for the last axis, last // 2 + 1]; divided by the number of points by `factor`."""
+    """[n, channels, *grid but for the last axis, last // 2 + 1]."""
     factor: float
+    """Times this, the coefficients are those of norm "forward"."""
     grid: tuple[int, ...]
 
     def low(self, modes: tuple[int, ...]) -> Tensor:
@@ -103,7 +104,7 @@ def features(field: Tensor, scale: Tensor, spectrum: Spectrum | None = None) -> 
 
 def _energies(coefficients: Tensor, factor: float, grid: tuple[int, ...]) -> Tensor:
     """The variance and its part in each octave [n, channels, 1 + octaves], by Parseval."""
-    if coefficients.is_cuda and fft.is_preferred(coefficients, in_graph=True):
+    if fft.is_preferred(coefficients, in_graph=True) and coefficients.is_cuda:
         place_octaves = _place_octaves(grid[:-1], coefficients.device)
         octaves = (max(grid) // 2).bit_length()
         energies = octave_energies(

@@ -78,7 +78,7 @@ def darcy(a: Tensor, u: Tensor, *, source: float) -> Tensor:
     points_x, points_y = a.shape[1:]
     x, y, ones, inverse = _darcy_tables(points_x - 2, points_y - 2, a.dtype, a.device)
     # Summed by parts, the divergence is taken of the sines.
-    if a.is_cuda and fft.is_preferred(a, in_graph=True):
+    if fft.is_preferred(a, in_graph=True) and a.is_cuda:
         on_x, across, along = _projections(points_x, points_y, a.device)
         rows = project_fluxes(a, u, across, along).flatten(1, 2)
         applied = (on_x.mT @ rows)[..., : len(inverse[0])]
@@ -112,7 +112,7 @@ def navier_stokes(
     flow = _flow_tables(nu, w0.dtype, w0.device)
     before = _low_modes(w0) if spectrum is None else spectrum.low(_FLOW_KEPT)[:, 0].contiguous()
     after = _low_modes(w1)
-    if w0.is_cuda and fft.is_preferred(w0, in_graph=True):
+    if fft.is_preferred(w0, in_graph=True) and w0.is_cuda:
         return vorticity_residual(before, after, flow.forcing, viscosity=nu, time=time)
     both = torch.stack([before, after])
     velocity = _velocity(both, flow)

@@ -1,7 +1,7 @@
 """Runs batches on a device: directly on a CPU; on a GPU through pinned memory, overlapped with other batches.
 
-On a GPU four streams overlap: while the network runs on batch n, batch n+1 is copied in, batch n-1 is judged and copied out.
-The trust signals are many small kernels, which leave most of a GPU to the network.
+On a GPU four streams overlap: while the network runs on batch n, batch n+1 is copied in, batch n-1 is judged and copied
+out. The trust signals are many small kernels, which leave most of a GPU to the network.
 `start`, on the device thread, gathers the fields of n+1 into pinned memory. The wait that it returns, on another
 thread, gives the output of n-1 in pinned memory, until it is released. Arrays in page-locked shared memory are not
 staged: the GPU reads and writes them itself (zero-copy).
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 IN_FLIGHT = 3
-"""Batches on a GPU at once: one copied in, one computed, one copied out."""
+"""Batches on a GPU at once: one copied in, one computed, one judged and copied out."""
 
 
 def unjudged(_x: torch.Tensor, _y: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -67,6 +67,10 @@ class Pipeline(Protocol):
         Raises:
             DeviceLost: in place of an error within, if the device can run nothing more.
         """
+        ...
+
+    def judge_in_turn(self, judge: Judgement) -> Judgement:
+        """`judge` for a context of `in_turn`, whose kernels wait for it."""
         ...
 
     def start(
@@ -92,6 +96,9 @@ class HostPipeline:
 
     def in_turn(self) -> AbstractContextManager[object]:
         return nullcontext()
+
+    def judge_in_turn(self, judge: Judgement) -> Judgement:
+        return judge
 
     def start(
         self,
@@ -138,8 +145,6 @@ class DevicePipeline:
     def in_turn(self) -> Iterator[None]:
         try:
             with torch.cuda.stream(self._network):
-                # the judge's graphs are not for two batches at once
-                self._network.wait_stream(self._judge)
                 yield
         except Exception as error:
             try:
@@ -147,6 +152,17 @@ class DevicePipeline:
             except RuntimeError:
                 raise _lost(error) from error
             raise
+
+    def judge_in_turn(self, judge: Judgement) -> Judgement:
+        # on its own stream here, too: its graphs keep buffers, and cuBLAS a workspace, for that stream
+        def judged(x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+            self._judge.wait_stream(self._network)
+            with torch.cuda.stream(self._judge):
+                found = judge(x, y)
+            self._network.wait_stream(self._judge)
+            return found
+
+        return judged
 
     @property
     def staging_bytes(self) -> int:

@@ -132,7 +132,7 @@ class ModelInstance:
                 wanted,
                 steps=steps,
                 excess=self._excess,
-                judge=self._judge or unjudged,
+                judge=self._pipeline.judge_in_turn(self._judge or unjudged),
                 device=self._device,
             )
 

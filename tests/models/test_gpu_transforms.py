@@ -35,6 +35,7 @@ USES: dict[str, tuple[Function, tuple[int, ...]]] = {
         lambda x: residuals.navier_stokes(x[0], x[1], nu=1e-3, time=1.0),
         (2, 3, 33, 64),
     ),
+    "darcy": (lambda x: residuals.darcy(x[0] ** 2, x[1], source=1.0), (2, 3, 12, 21)),
     "features": (lambda x: features(x, torch.ones(2, device=x.device)), (3, 2, 24, 35)),
     "resampling": (lambda x: resample(x, (9, 8, 12)), (2, 3, 8, 9, 11)),
     "band": (lambda x: band_limited(x, (16, 21)), (2, 18, 15)),

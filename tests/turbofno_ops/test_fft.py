@@ -392,7 +392,7 @@ TABLE = _kernels.table_of
 
 
 def _forget() -> None:
-    _plan._refusal.cache_clear()
+    _plan._considered.cache_clear()
     _plan._split.cache_clear()
 
 
@@ -471,11 +471,26 @@ def test_truncated_planes_are_whole_planes(emulated: Kernels) -> None:
     assert relative_error(back, np.fft.irfft2(spectrum, norm="forward")) < 1e-6
 
 
+def test_planes_are_preferred_where_they_are_whole(kernels: Kernels) -> None:
+    square = torch.randn(2, 64, 64, dtype=torch.complex64)
+    apart = torch.randn(2, 64, 80, dtype=torch.complex64)[..., :64]
+    between = torch.randn(2, 64, 64, 16, dtype=torch.complex64)
+    for x, dims, backend in (
+        (square, (-2, -1), "kernels"),
+        (square, (-1, -2), "kernels"),
+        (apart, (-2, -1), "torch"),
+        (between, (1, 2), "torch"),
+    ):
+        assert ours.explain("fftn", x, dim=dims).backend == backend
+
+
 def test_other_planes_take_two_passes(emulated: Kernels) -> None:
     square = torch.randn(2, 64, 64, dtype=torch.complex64)
     for x, dims in (
         (torch.randn(2, 256, 128, dtype=torch.complex64), (-2, -1)),
         (torch.randn(2, 64, 8, dtype=torch.complex64), (-2, -1)),
+        # more than the shared memory of an A100
+        (torch.randn(2, 512, 32, dtype=torch.complex64), (-2, -1)),
         (torch.randn(2, 32, 32, 2, dtype=torch.complex64), (1, 2)),
         (torch.randn(2, 32, 40, dtype=torch.complex64)[..., :32], (-2, -1)),
         (square.to(torch.complex32), (-2, -1)),

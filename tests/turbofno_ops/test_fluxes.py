@@ -11,6 +11,7 @@ import torch
 from tests.draws import generator
 from tests.turbofno_ops.cuda_on_cpu import compile_kernels
 from tests.turbofno_ops.on_gpu import needs_kernels
+from turbofno.models.trust import residuals
 from turbofno_ops import _native
 from turbofno_ops._fluxes import project_fluxes
 from turbofno_ops._native import FLUX_MODES
@@ -83,11 +84,27 @@ def test_values_that_no_flux_has_do_not_matter(library: ctypes.CDLL) -> None:
     assert np.isnan(found[1, 1, 1:-1]).all()
 
 
+@pytest.mark.parametrize("grid", [(43, 43), (10, 30), (3, 5)])
+def test_the_residual_of_darcy_flow(library: ctypes.CDLL, grid: tuple[int, int]) -> None:
+    a, u, *_ = drawn(2, *grid)
+    on_x, across, along = residuals._projections(*grid, torch.device("cpu"))
+    x, y, *_ = residuals._darcy_tables(grid[0] - 2, grid[1] - 2, torch.float32, on_x.device)
+    flux_x = residuals._fluxes(
+        torch.from_numpy(a[:, :, 1:-1]), torch.from_numpy(u[:, :, 1:-1]), dim=1
+    )
+    flux_y = residuals._fluxes(torch.from_numpy(a[:, 1:-1]), torch.from_numpy(u[:, 1:-1]), dim=2)
+    wanted = x.fluxes.mT @ (flux_x @ y.sines) + x.sines.mT @ (flux_y @ y.fluxes)
+    rows = torch.from_numpy(emulated(library, a, u, across.numpy(), along.numpy())).flatten(1, 2)
+    found = (on_x.mT @ rows)[..., : y.sines.shape[1]]
+    compare(found.numpy(), wanted.numpy())
+
+
 @needs_kernels
 @pytest.mark.parametrize("grid", [*GRIDS, (85, 85), (421, 421), (5, 2000)])
 def test_on_a_gpu(grid: tuple[int, int]) -> None:
     a, u, across, along = drawn(5, *grid)
     on_gpu = [torch.from_numpy(array).cuda() for array in (a, u, across, along)]
-    # every second field of a
-    doubled = torch.stack([on_gpu[0], on_gpu[0]], dim=1)[:, 0]
-    compare(project_fluxes(doubled, *on_gpu[1:]).cpu().numpy(), expected(a, u, across, along))
+    wanted = expected(a, u, across, along)
+    # every second field, and rows that are not contiguous
+    for given in (torch.stack([on_gpu[0]] * 2, dim=1)[:, 0], on_gpu[0].mT.contiguous().mT):
+        compare(project_fluxes(given, *on_gpu[1:]).cpu().numpy(), wanted)

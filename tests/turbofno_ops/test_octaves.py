@@ -11,6 +11,7 @@ import torch
 from tests.draws import generator
 from tests.turbofno_ops.cuda_on_cpu import compile_kernels
 from tests.turbofno_ops.on_gpu import needs_kernels
+from turbofno.models.trust.features import _place_octaves
 from turbofno_ops import _native
 from turbofno_ops._octaves import octave_energies
 
@@ -46,8 +47,7 @@ def octaves_of(grid: tuple[int, ...]) -> int:
 
 
 def place_octaves(grid: tuple[int, ...]) -> np.ndarray:
-    largest = wavenumbers(grid)[..., 0].ravel()
-    return np.floor(np.log2(np.maximum(largest, 0.5))).astype(np.int32)
+    return _place_octaves(grid[:-1], torch.device("cpu")).numpy()
 
 
 @pytest.fixture(scope="session")

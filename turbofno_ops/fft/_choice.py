@@ -47,7 +47,7 @@ def choose(x: torch.Tensor, transform: Transform, requested: str) -> Choice:
     if refused is not None:
         return Choice("torch", f"{_REFUSED}{refused}")
     preferred = torch_is_as_fast(transform, x.dtype)
-    if preferred is not None:
+    if preferred is not None and not _plan.takes_whole_planes(x, transform):
         return Choice("torch", preferred)
     return Choice("kernels", "x is on a GPU and the CUDA kernels support this transform")
 

@@ -7,7 +7,7 @@ import torch
 from turbofno_ops import _native
 from turbofno_ops._dft_table import dense_table
 from turbofno_ops._gemm import _tables
-from turbofno_ops._native import Fft, PlaneTransform
+from turbofno_ops._native import Fft, PlaneAxis, PlaneTransform
 from turbofno_ops.fft._plan import (
     Copy,
     Field,
@@ -36,7 +36,9 @@ class _Prepared:
         self.plan = plan_of(of)
         launches = [step for step in self.plan.steps if isinstance(step, Launch)]
         self._tables = {
-            key: table_of(*key, device) for launch in launches for _, key in _keys(launch)
+            key: table_of(*key, device)
+            for launch in launches
+            for _, key in _holders(launch.kernel, launch.structure)
         }
         # the tables are counted by their own cache
         self.nbytes = _STEP_BYTES * len(self.plan.steps)
@@ -46,8 +48,7 @@ class _Prepared:
         arguments = type(launch.structure).from_buffer_copy(launch.structure)
         arguments.input = _address(buffers, *launch.source)
         arguments.out = _address(buffers, *launch.target)
-        for axis, key in _keys(launch):
-            holder = arguments if axis is None else getattr(arguments, axis)
+        for holder, key in _holders(launch.kernel, arguments):
             holder.table = self._tables[key].data_ptr()
         return arguments
 
@@ -58,14 +59,12 @@ _Key = tuple[str, int, _Dense | None]
 """Kernel, points, and what else the table depends on; planes use tables of the mixed-radix kernel."""
 
 
-def _keys(launch: Launch) -> list[tuple[str | None, _Key]]:
-    """Return the keys of a launch's tables, for planes with the name of their axis."""
-    of = launch.structure
+def _holders(kernel: str, of: Fft | PlaneTransform) -> list[tuple[Fft | PlaneAxis, _Key]]:
+    """Return the parts of a structure that have a table, and the keys of these."""
     if isinstance(of, PlaneTransform):
-        axes = {"height": of.height, "width": of.width}
-        return [(name, (MIXED_RADIX, axis.points, None)) for name, axis in axes.items()]
-    dense = (of.kind, of.inverse, of.precision) if launch.kernel == DENSE else None
-    return [(None, (launch.kernel, of.points, dense))]
+        return [(axis, (MIXED_RADIX, axis.points, None)) for axis in (of.height, of.width)]
+    dense = (of.kind, of.inverse, of.precision) if kernel == DENSE else None
+    return [(of, (kernel, of.points, dense))]
 
 
 @_tables.cached

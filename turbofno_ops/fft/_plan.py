@@ -136,16 +136,21 @@ def problem(x: torch.Tensor, transform: Transform, out: torch.Tensor | None = No
 
 def refusal(x: torch.Tensor, transform: Transform) -> str | None:
     """Return the reason why the kernels do not support the transform of x, or None if they do."""
-    return _refusal(problem(x, transform))
+    return _considered(problem(x, transform))[0]
+
+
+def takes_whole_planes(x: torch.Tensor, transform: Transform) -> bool:
+    """Return True if a supported transform of x is one of whole planes."""
+    return _considered(problem(x, transform))[1]
 
 
 @lru_cache(_MOST_CHECKED)
-def _refusal(of: Problem) -> str | None:
+def _considered(of: Problem) -> tuple[str | None, bool]:
     try:
-        plan_of(of)
+        steps = plan_of(of).steps
     except _Refused as refused:
-        return str(refused)
-    return None
+        return str(refused), False
+    return None, [step.kernel for step in steps if isinstance(step, Launch)] == [WHOLE_PLANES]
 
 
 def plan_of(of: Problem) -> Plan:
@@ -217,8 +222,7 @@ class _Builder:
             shared_bytes=self._of.shared_bytes,
             scale=of.scale(of.total),
         )
-        refused = _native.refusal(f"{WHOLE_PLANES}_unsupported", structure) is not None
-        return None if refused else structure
+        return None if _native.refusal(f"{WHOLE_PLANES}_unsupported", structure) else structure
 
     def _needs_copy(self) -> bool:
         """Return True if the lines of the first pass are at so many strides that a copy is better than many launches."""

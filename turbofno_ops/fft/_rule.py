@@ -80,7 +80,7 @@ def takes_planes(axes: Sequence[Axis]) -> bool:
 
 
 def torch_is_as_fast(transform: Transform, dtype: torch.dtype) -> str | None:
-    """Return the reason why torch.fft is preferred to kernels that support the transform, or None."""
+    """Return the reason why torch.fft is preferred to kernels that take one axis at a time, or None."""
     if any(is_cut(axis.points, axis.given, axis.kept) for axis in transform.axes):
         # what is cut off costs the kernels nothing
         return None
@@ -91,7 +91,7 @@ def torch_is_as_fast(transform: Transform, dtype: torch.dtype) -> str | None:
     if len(sizes) == 1:
         slower = _line_is_slower(sizes[0], transform)
     else:
-        slower = not takes_planes(transform.axes) and _plane_is_slower(sizes, transform.kind)
+        slower = _plane_is_slower(sizes, transform.kind)
     if not slower:
         return None
     shape = "x".join(map(str, sizes))

@@ -204,21 +204,25 @@ def test_copies_network_and_signals_overlap() -> None:
 
 
 @gpu
-def test_a_rollout_waits_for_the_signals_of_the_last_batch() -> None:
+def test_signals_of_a_rollout_take_their_turn() -> None:
+    """After its own kernels and after the signals of the batch before; its next kernels wait for them."""
     pipeline = DevicePipeline(torch.device("cuda", 0))
-    kept = torch.zeros(1, device="cuda")
+    count = torch.zeros(1, device="cuda")
 
     def judge(x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
         torch.cuda._sleep(SLEEP_CYCLES)
-        kept.add_(1)
-        return {}
+        return {"count": count.add_(1).clone(), "output": y[:, 0, 0, 0]}
 
-    wait = pipeline.start([np.ones((1, 1, 4, 4), np.float32)], as_model(slow_double), judge)
+    field = np.ones((1, 1, 4, 4), np.float32)
+    wait = pipeline.start([field], as_model(slow_double), judge)
     with pipeline.in_turn():
-        seen = kept.clone()
-    taken(wait())
-    torch.cuda.synchronize()
-    assert seen.item() == 1
+        y = slow_double(torch.full((1, 1, 4, 4), 3.0, device="cuda"))
+        found = pipeline.judge_in_turn(judge)(y, y)
+        seen = {name: value.clone() for name, value in found.items()}
+    answer = wait()
+    taken(answer)
+    assert answer.trust == {"count": [1.0], "output": [2.0]}
+    assert (seen["count"].item(), seen["output"].item()) == (2.0, 6.0)
 
 
 def wide_config() -> ModelConfig:
