@@ -221,6 +221,7 @@ def test_signals_of_a_rollout_take_their_turn() -> None:
         seen = {name: value.clone() for name, value in found.items()}
     answer = wait()
     taken(answer)
+    torch.cuda.synchronize()
     assert answer.trust == {"count": [1.0], "output": [2.0]}
     assert (seen["count"].item(), seen["output"].item()) == (2.0, 6.0)
 
