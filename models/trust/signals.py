@@ -91,14 +91,14 @@ def residual_on(
     """
     if declared is None:
         return None
-    if isinstance(declared, DarcyResidual):
-        few = min(grid) < residuals.DARCY_LEAST
-        return None if few else partial(residuals.darcy, source=declared.source)
-    if isinstance(declared, BurgersResidual):
-        of, least = residuals.burgers, residuals.BURGERS_LEAST
-    else:
-        of, least = residuals.navier_stokes, residuals.NAVIER_STOKES_LEAST
-    if min(grid) < least:
-        return None
     known = spectrum if spectrum is not None and spectrum.grid == grid else None
-    return partial(of, nu=declared.nu, time=declared.time, spectrum=known)
+    residual: Callable[[Tensor, Tensor], Tensor]
+    if isinstance(declared, DarcyResidual):
+        least, residual = residuals.DARCY_LEAST, partial(residuals.darcy, source=declared.source)
+    elif isinstance(declared, BurgersResidual):
+        least = residuals.BURGERS_LEAST
+        residual = partial(residuals.burgers, nu=declared.nu, time=declared.time, spectrum=known)
+    else:
+        least, of = residuals.NAVIER_STOKES_LEAST, residuals.navier_stokes
+        residual = partial(of, nu=declared.nu, time=declared.time, spectrum=known)
+    return None if min(grid) < least else residual
