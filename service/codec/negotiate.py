@@ -31,8 +31,8 @@ class Codec:
     """The pieces of a body."""
 
     @cached_property
-    def content_type(self) -> bytes:
-        """The header of a body in this format, as it is sent."""
+    def header(self) -> bytes:
+        """That names the format of a body, as it is sent."""
         return f"content-type: {self.media_type}".encode()
 
 

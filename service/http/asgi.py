@@ -47,6 +47,7 @@ class AsgiCall(Call):
         message = await self._receive()
         if message["type"] == "http.disconnect":
             raise ClientLeft
+        # bytes, by ASGI: nobody changes them
         self.add(message.get("body", b""))
         if not message.get("more_body", False):
             self.skip_body()

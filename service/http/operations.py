@@ -25,9 +25,11 @@ from turbofno.service.http.parameters import read_query
 from turbofno.service.http.problems import no_route, not_allowed, problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Any
 
     Methods = Mapping[str, Operation]
+    Parse = Callable[[Call, Mapping[str, Any]], Any]
 
 
 _WITH_VERBS = [
@@ -109,8 +111,8 @@ def begin(call: Call) -> Reply | None:
             call.context.keys.check(call)
         if call.checked is None:
             call.operation = _operation(call)
-        if call.operation.parse is not None:
-            _admit(call)
+        if (parse := call.operation.parse) is not None:
+            _admit(call, parse)
     except Exception as error:
         return problem(call, error)
     return None
@@ -128,16 +130,15 @@ def _operation(call: Call) -> Operation:
     return operations[method]
 
 
-def _admit(call: Call) -> None:
+def _admit(call: Call, parse: Parse) -> None:
     operation, target, context = call.operation, call.target, call.context
     call.protocol = operation.protocol
     served = call.served = context.served.find(target.model, target.version)
     if operation.of_model:
         call.model, call.version = served.name, served.version
     if call.checked is not served:
-        assert operation.parse is not None
         given = read_query(call, operation.parameters, hint=operation.hint)
-        call.parameters = operation.parse(call, given)
+        call.parameters = parse(call, given)
         if call.checked is None:
             call.declared_bytes = declared_size(call)
         call.checked = served

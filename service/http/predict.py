@@ -144,17 +144,17 @@ async def fields_reply(call: Call, answer: ResponseData, headers: Iterable[bytes
     body = await offload(heavy, writer.encode, answer)
     call.note("encode", started)
     status = status_headers(answer.trust_status, answer.warnings)
-    return Reply(200, (writer.content_type, *call.served.headers, *headers, *status), body)
+    return Reply(200, (writer.header, *call.served.headers, *headers, *status), body)
 
 
 def status_headers(trust_status: str, warnings: Sequence[str]) -> Lines:
     """Headers for warnings, and for the reason why there are no trust signals."""
-    headers: Lines = []
+    headers = {}
     if trust_status:
-        headers += encoded({TRUST_HEADER: trust_status})
+        headers[TRUST_HEADER] = trust_status
     if warnings:
-        headers += encoded({openapi.WARNING: "; ".join(warnings)})
-    return headers
+        headers[openapi.WARNING] = "; ".join(warnings)
+    return encoded(headers)
 
 
 def read_fields(call: Call, codec: Codec) -> Awaitable[tuple[Fields, Form]]:

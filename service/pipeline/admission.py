@@ -168,7 +168,8 @@ class Admission:
             PayloadTooLarge: the body is over a limit.
             QueueFull: the body does not fit into the byte limits now, or the model's queue is full.
         """
-        limit, size = self._settings.max_body_bytes, content_length or 0
+        limit = self._settings.max_body_bytes
+        size = received if content_length is None else content_length
         self.refuse_if_draining(model)
         if size > limit:
             self._metrics.reject("body_too_large", model)
@@ -179,7 +180,7 @@ class Admission:
         slot = (model, version)
         self._capacity.check(model, version, self.coming[slot] + 1)
         counted = self._counted(caller, model)
-        self.check_bytes(counted, model, max(size, received))
+        self.check_bytes(counted, model, size)
         self._requests += 1
         if queued:
             self.coming[slot] += 1

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from turbofno.service.http.asgi import AsgiCall, unless_left
-from turbofno.service.http.call import ClientLeft
+from turbofno.service.http.call import ClientLeft, Reply
 
 
 class Client:
@@ -100,5 +100,34 @@ def test_an_error_of_the_work_is_raised() -> None:
     async def main() -> None:
         with pytest.raises(ValueError, match="its own"):
             await unless_left(call_of(Client()), fail())
+
+    asyncio.run(main())
+
+
+def test_a_request_holds_the_bytes_of_its_reply_while_the_client_reads() -> None:
+    async def main() -> None:
+        sent: list[dict[str, Any]] = []
+        reads = asyncio.Event()
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+            if message["type"] == "http.response.body":
+                await reads.wait()
+
+        context = Mock(**{"access_log.headers.return_value": [b"server: a: b"]})
+        scope = {"method": "POST", "path": "/", "query_string": b"", "headers": []}
+        call = AsgiCall(scope, Client().receive, send, context)
+        call.admitted = Mock()
+        answer = asyncio.create_task(call.reply(Reply(200, [b"content-type: c"], (b"1234",))))
+        await asyncio.sleep(0)
+        assert [message["type"] for message in sent] == [
+            "http.response.start",
+            "http.response.body",
+        ]
+        call.admitted.hold_answer.assert_called_once_with(4)
+        headers = [[b"content-type", b"c"], [b"server", b"a: b"], [b"content-length", b"4"]]
+        assert sent[0]["headers"] == headers
+        reads.set()
+        await answer
 
     asyncio.run(main())
