@@ -94,8 +94,10 @@ def _values(
     )
 
 
-def execute(fft: Fft, memory: Memory | None = None) -> None:
+def execute(fft: Fft | PlaneTransform, memory: Memory | None = None) -> None:
     """Do what a launch does: every value of the result is written, none of the input is changed."""
+    if isinstance(fft, PlaneTransform):
+        return _execute_planes(fft, memory)
     half, n = fft.precision == FP16, fft.points
     assert fft.precision in (FP32, FP16)
     given, kept = fft.in_head + fft.in_tail, fft.out_head + fft.out_tail
@@ -135,10 +137,11 @@ def execute(fft: Fft, memory: Memory | None = None) -> None:
     out[..., 0] = y.real
     if fft.kind != TO_REAL:
         out[..., 1] = y.imag
+    return None
 
 
-def execute_planes(plane: PlaneTransform, memory: Memory | None = None) -> None:
-    """Do what a launch does: one axis after the other, the one with a half spectrum first or, of the inverse, last."""
+def _execute_planes(plane: PlaneTransform, memory: Memory | None) -> None:
+    """One axis after the other, the one with a half spectrum first or, of the inverse, last."""
     height, width = plane.height, plane.width
     by_width = plane.kind != TO_REAL
     rows = height.in_head + height.in_tail if by_width else height.out_head + height.out_tail

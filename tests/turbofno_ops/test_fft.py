@@ -333,8 +333,6 @@ class Kernels:
         if name == WHOLE_PLANES:
             for axis in (fft.height, fft.width):
                 torch.testing.assert_close(fft_contract.table_of(axis), _tables.roots(axis.points))
-            fft_contract.execute_planes(fft, self.memory)
-            return
         if name == MIXED_RADIX:
             torch.testing.assert_close(fft_contract.table_of(fft), _tables.roots(fft.points))
         fft_contract.execute(fft, self.memory)
