@@ -63,10 +63,12 @@ class Spectrum(NamedTuple):
         """Coefficients [n, channels, *modes] of fields of one or two axes for the smallest wavenumbers, in the order of rfftn."""
         *rows, columns = modes
         low = self.coefficients[..., :columns]
-        if rows:
-            first, last = low[..., : (rows[0] + 1) // 2, :], low[..., -(rows[0] // 2) :, :]
-            low = torch.cat([first, last], dim=-2)
-        return low * self.factor
+        return (lowest_rows(low, rows[0]) if rows else low) * self.factor
+
+
+def lowest_rows(spectrum: Tensor, count: int) -> Tensor:
+    """Of an axis before the last, transformed whole, the odd number of coefficients for the smallest wavenumbers."""
+    return torch.cat([spectrum[..., : (count + 1) // 2, :], spectrum[..., -(count // 2) :, :]], -2)
 
 
 def spectrum_of(field: Tensor) -> Spectrum:

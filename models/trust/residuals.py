@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from turbofno.models.trust.features import lowest_rows
 from turbofno.models.trust.tables import cached_table
 from turbofno.models.zoo.pde.navier_stokes import paper_forcing
 from turbofno_ops import fft
@@ -133,8 +134,7 @@ def _low_modes(w: Tensor) -> Tensor:
     if fft.is_preferred(w, in_graph=True):
         return fft.rfft2(w, norm="forward", modes=_FLOW_KEPT)
     half = torch.fft.rfft(w, norm="forward")[..., : _FLOW_MODES + 1]
-    spectrum = torch.fft.fft(half, dim=-2, norm="forward")
-    return torch.cat([spectrum[..., : _FLOW_MODES + 1, :], spectrum[..., -_FLOW_MODES:, :]], dim=-2)
+    return lowest_rows(torch.fft.fft(half, dim=-2, norm="forward"), _FLOW_KEPT[0])
 
 
 def _on_grid(low: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The trust signals of a batch, computed on its device; on a GPU as one CUDA graph for each batch size and grid.
 
-They are about fifty small operations, which take longer to launch than to run. Large batches run without a graph: their
+They are dozens of small operations, which take longer to launch than to run. Large batches run without a graph: their
 kernels dominate, and a graph would keep copies of all fields. So do new sizes and grids once there are many graphs:
 graphs are not evicted, since a capture waits for the device.
 """
