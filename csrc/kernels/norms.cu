@@ -5,7 +5,7 @@
 // frequency W / 2 of an even row counts (Re c[k])^2 only.
 // Variances are sums of squares about a known mean, or merged from such sums (Chan et al. 1983), so that no digits cancel.
 // Means are sums of differences from the first value: exact for a constant, whose rounding a norm would amplify by
-// 1 / sqrt(eps).
+// 1 / sqrt(eps). The mean of the differences from that mean is added to it, because the first value may be far from it.
 #include "../plan/ceil_div.h"
 #include "pdl.cuh"
 #include "tile_fields.cuh"
@@ -89,6 +89,8 @@ template <int CHANNELS> __global__ void __launch_bounds__(kThreads) moments_of_s
 
 constexpr int kPointsPerThread = 16; // held in registers, so that the field is read once
 
+__device__ float4 sum_of(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+
 struct FieldMoments {
     const void *field; // [batch][points][channels, rounded up to 16 bytes]
     float2 *parts; // [batch][pieces][channels]: mean, sum of squares about it
@@ -108,16 +110,17 @@ template <typename Field> __global__ void __launch_bounds__(kThreads) moments_of
     const int64_t begin = blockIdx.x % a.pieces * a.piece;
     const int count = int(min(a.points - begin, a.piece));
     const Field *from = static_cast<const Field *>(a.field) + (b * a.points + begin) * pitch + 4 * vector;
-    const auto sum_of_rows = [&](float4 sum) { // returned to all threads
+    // Returned to all threads. In pairs: the rounding of a sum grows with the logarithm of the rows.
+    const auto sum_of_rows = [&](float4 sum) {
         __syncthreads();
         shared[threadIdx.x] = sum;
-        __syncthreads();
-        float4 all{};
-        for (int r = 0; r < rows; ++r) {
-            const float4 v = shared[r * vectors + vector];
-            all = {all.x + v.x, all.y + v.y, all.z + v.z, all.w + v.w};
+        for (int half = kThreads / 2; half > 0; half /= 2) {
+            __syncthreads();
+            if (row < half && row + half < rows)
+                shared[threadIdx.x] = sum_of(shared[threadIdx.x], shared[threadIdx.x + half * vectors]);
         }
-        return all;
+        __syncthreads();
+        return shared[vector];
     };
     const float4 first = load_four(from);
     float4 values[kPointsPerThread]; // less the first
@@ -130,23 +133,28 @@ template <typename Field> __global__ void __launch_bounds__(kThreads) moments_of
 #pragma unroll
     for (float4 &v : values) {
         v = {v.x - first.x, v.y - first.y, v.z - first.z, v.w - first.w};
-        sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
+        sum = sum_of(sum, v);
     }
-    sum = sum_of_rows(sum);
     const float part = 1.0f / float(count);
-    const float4 mean{sum.x * part, sum.y * part, sum.z * part, sum.w * part}; // less the first
-    float4 squares{};
+    const auto mean_of_rows = [&](float4 sum) {
+        const float4 all = sum_of_rows(sum);
+        return float4{all.x * part, all.y * part, all.z * part, all.w * part};
+    };
+    const float4 rough = mean_of_rows(sum); // less the first, with the rounding of sums as large as count times the first
+    float4 rest{}, squares{};
 #pragma unroll
     for (int i = 0; i < kPointsPerThread; ++i) {
         if (row >= rows || row + i * rows >= count) continue;
-        const float4 v = values[i], d{v.x - mean.x, v.y - mean.y, v.z - mean.z, v.w - mean.w};
+        const float4 v = values[i], d{v.x - rough.x, v.y - rough.y, v.z - rough.z, v.w - rough.w};
+        rest = sum_of(rest, d);
         squares = {fmaf(d.x, d.x, squares.x), fmaf(d.y, d.y, squares.y), fmaf(d.z, d.z, squares.z),
                    fmaf(d.w, d.w, squares.w)};
     }
+    const float4 mean = sum_of(sum_of(first, rough), mean_of_rows(rest));
     squares = sum_of_rows(squares);
     if (row == 0) {
         float2 *to = a.parts + int64_t(blockIdx.x) * a.channels + 4 * vector;
-        const float means[4] = {first.x + mean.x, first.y + mean.y, first.z + mean.z, first.w + mean.w};
+        const float means[4] = {mean.x, mean.y, mean.z, mean.w};
         const float sums[4] = {squares.x, squares.y, squares.z, squares.w};
         for (int i = 0; i < 4 && 4 * vector + i < a.channels; ++i) to[i] = {means[i], sums[i]};
     }

@@ -119,7 +119,7 @@ def parts() -> list[Part]:
     ]
     modules = (
         *("spectral_product", "batched_spectral", "plan_cuda"),
-        *("module_graph", "dispatch", "ntt"),
+        *("module_graph", "dispatch", "ntt", "norms"),
     )
     others = [f"{ops}/test_{name}.py" for name in modules]
     # few workers: processes take turns on a GPU, and keep a core busy while they wait for it
