@@ -186,7 +186,7 @@ def test_served_rates_are_shares_of_the_models_best_rate(tmp_path: Path) -> None
     alone = {"model": "m", "side": 128, "through the pipeline": 1.0}
     cpu = dict.fromkeys(("frontend", "frontend system", "engine", "engine loop", "client"), 5.0)
     served: dict[str, object] = {
-        "model": "m", "frontends": 8, "max batch": 64, "server cores": 12, "client cores": 4,
+        "model": "m", "devices": "0", "frontends": 8, "max batch": 64, "server cores": 12, "client cores": 4,
         "fields a request": 16, "load": "closed", "fields/s": 900.0, "p50 ms": 1.0, "p99 ms": 2.0,
         "mean batch": 60.0, "errors": {"HTTP 503": 2, "no answer": 1},
         **{f"{role} CPU us/field": value for role, value in cpu.items()},
@@ -204,7 +204,12 @@ def test_served_rates_are_shares_of_the_models_best_rate(tmp_path: Path) -> None
     )
     row = cells(document(tmp_path), "share of the model's rate")
     assert row["share of the model's rate"] == "90 %"
-    assert (row["frontends"], row["fields/s"], row["errors"]) == ("8", "900", "3")
+    assert (row["devices"], row["frontends"], row["fields/s"], row["errors"]) == (
+        "0",
+        "8",
+        "900",
+        "3",
+    )
 
 
 def test_fields_over_cards(tmp_path: Path) -> None:

@@ -55,15 +55,20 @@ def served(
 
 
 def _setups(checkpoint: Path, arguments: argparse.Namespace, *, whole: bool) -> Iterator[Setup]:
-    """Each number of front ends with the first batch size, then the largest with the other sizes; or just the largest with the first."""
+    """Each number of front ends with the first devices and batch size, the largest with each of the others; or just the largest."""
     *fewer, most = arguments.frontends
     first, *others = arguments.max_batch
-    wanted = [(most, first)]
+    devices, *further = arguments.devices
+    wanted = [(devices, most, first), *((other, most, first) for other in further)]
     if whole:
-        wanted = [*((few, first) for few in fewer), *wanted, *((most, other) for other in others)]
+        wanted = [
+            *((devices, few, first) for few in fewer),
+            *wanted,
+            *((devices, most, other) for other in others),
+        ]
     cores = _cores(arguments.clients)
-    for frontends, max_batch in wanted:
-        yield Setup(checkpoint, arguments.devices, frontends, max_batch, cores, arguments.clients)
+    for setup in wanted:
+        yield Setup(checkpoint, *setup, cores, arguments.clients)
 
 
 def _measured(
@@ -72,7 +77,7 @@ def _measured(
     """Measure and print all rows of one model."""
     name = checkpoint.name
     if not arguments.only_service:
-        if arguments.devices != "cpu":
+        if arguments.devices != ["cpu"]:
             rows = list(alone.rows(checkpoint, SIDE, seconds=0.4))
             print_table(f"{name} {SIDE}x{SIDE}, fields/s without HTTP", rows)
             yield from rows
@@ -103,7 +108,10 @@ def main() -> None:
     """Measure; write results/serving_gpu.jsonl."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.gpu", description=__doc__)
     parser.add_argument(
-        "--devices", default="0", help="as for `turbofno serve`; with cpu nothing is saved"
+        "--devices",
+        nargs="+",
+        default=["0"],
+        help="each as for `turbofno serve`; with cpu nothing is saved",
     )
     parser.add_argument(
         "--models",
@@ -128,7 +136,7 @@ def main() -> None:
     parser.add_argument("--only-service", action="store_true", help="nothing is saved")
     parser.add_argument("--commit", help="name of the commit, if the tree is no git checkout")
     arguments = parser.parse_args()
-    on_gpu = arguments.devices != "cpu"
+    on_gpu = arguments.devices != ["cpu"]
     if on_gpu:
         require_gpu()
     with tempfile.TemporaryDirectory() as temporary:

@@ -11,6 +11,7 @@ Row = dict[str, Any]
 
 _ALONE = ("batch", "on the device", "through the pipeline")
 _SERVED = (
+    "devices",
     "frontends",
     "max batch",
     "fields a request",
@@ -30,12 +31,12 @@ def serving_gpu(lines: list[Row]) -> list[str]:
     page = [
         "## Served from a GPU",
         "",
-        f"One {where['gpu']} and {host['threads']} cores ({host['processor']}): {shared['server cores']} for the server, "
+        f"{where['gpu']}, {host['threads']} cores ({host['processor']}): {shared['server cores']} for the server, "
         f"{shared['client cores']} for as many clients;",
         f"PyTorch {where['torch']}, commit {where['commit']}, {where['at'][:10]}; `python -m benchmarks.serving.gpu`. Limits:",
         "[Performance](explanation/performance.md). Fields of 128x128, fp32, 64 KB in and 64 KB out, binary over loopback; every",
-        "answer is compared with float64. Open loops run at 70 % of the rate of the closed loop above. CPU: microseconds of all",
-        "cores for a field; clients of an open loop spin.",
+        "answer is compared with float64. Open loops run at 70 % of the rate of the closed loop above. The model's rate is that of",
+        "one GPU. CPU: microseconds of all cores for a field; clients of an open loop spin.",
         "",
     ]
     for name, group in groupby(rows, key=lambda row: row.get("model")):
@@ -67,17 +68,17 @@ def _model(name: str, rows: list[Row]) -> list[str]:
         *([""] if engine else []),
         *markdown(
             (
-                *_SERVED[:5],
+                *_SERVED[:6],
                 "share of the model's rate",
-                *_SERVED[5:],
+                *_SERVED[6:],
                 *(f"{role} CPU" for role in _CPU),
                 "errors",
             ),
             [
                 [
-                    *(row[key] for key in _SERVED[:5]),
+                    *(row[key] for key in _SERVED[:6]),
                     f"{100 * row['fields/s'] / bare:.0f} %",
-                    *(row[key] for key in _SERVED[5:]),
+                    *(row[key] for key in _SERVED[6:]),
                     *(row[f"{role} CPU us/field"] for role in _CPU),
                     sum(row["errors"].values()),
                 ]
