@@ -127,8 +127,13 @@ def _reserved_gib(device: torch.device) -> float | None:
     return (total - free) / 2**30
 
 
-def _network_ms(network: Network, layers: int, device: torch.device) -> tuple[float, float | None]:
-    """Milliseconds of a prediction, and GiB in use on a card."""
+_IN_A_ROW = 8
+
+
+def _network_ms(
+    network: Network, layers: int, device: torch.device
+) -> tuple[float, float, float | None]:
+    """Milliseconds of a prediction alone and of one of several in a row, and GiB in use on a card."""
     count, n = dist.get_world_size(), network.points
     description = network.description(layers, device)
     call: Callable[[torch.Tensor], torch.Tensor]
@@ -141,11 +146,12 @@ def _network_ms(network: Network, layers: int, device: torch.device) -> tuple[fl
     del description
     x = torch.randn(1, 1, len(distributed.slab_rows(n)), n, n, device=device)
     ms = _ms(lambda: call(x), device)
+    row_ms = _ms(lambda: [call(x) for _ in range(_IN_A_ROW)], device) / _IN_A_ROW
     memory = _reserved_gib(device)
     clear()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    return ms, memory
+    return ms, row_ms, memory
 
 
 _EXCHANGES = 8  # of a graph
@@ -198,11 +204,15 @@ def _ms_in_graph(call: Callable[[], object], device: torch.device) -> float:
 
 def _networks(networks: tuple[Network, ...], device: torch.device) -> Iterator[Row]:
     for network in networks:
-        two, _ = _network_ms(network, 2, device)
-        six, _ = _network_ms(network, 6, device)
-        four, memory = _network_ms(network, 4, device)
+        _, two, _ = _network_ms(network, 2, device)
+        _, six, _ = _network_ms(network, 6, device)
+        four, row, memory = _network_ms(network, 4, device)
         exchange, layer = _exchange_ms(network, device), (six - two) / 4
-        for what, ms, exchanges in (("layer", layer, 1), ("network of 4 layers", four, 4)):
+        for what, ms, exchanges in (
+            ("layer", layer, 1),
+            ("network of 4 layers", four, 4),
+            (f"network of 4 layers, each of {_IN_A_ROW} fields in a row", row, 4),
+        ):
             yield {
                 "what": f"{what}, {network.name}",
                 "ms": ms,
@@ -283,7 +293,7 @@ def _ffts(points: int, device: torch.device) -> Iterator[Row]:
 
 
 def _fits(network: Network, device: torch.device) -> Iterator[Row]:
-    ms, memory = _network_ms(network, 4, device)
+    ms, _, memory = _network_ms(network, 4, device)
     what = f"largest grid, C{network.channels} m{network.modes}, 4 layers"
     yield {"what": what, "grid": f"{network.points}^3", "ms": ms, "gib_a_card": memory}
 

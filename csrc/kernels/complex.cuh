@@ -13,4 +13,9 @@ __device__ __forceinline__ float2 product(float2 a, float2 b) {
     return {fmaf(a.x, b.x, -(a.y * b.y)), fmaf(a.x, b.y, a.y * b.x)};
 }
 
+// sum + a b
+__device__ __forceinline__ float2 plus_product(float2 sum, float2 a, float2 b) {
+    return {fmaf(a.x, b.x, fmaf(-a.y, b.y, sum.x)), fmaf(a.x, b.y, fmaf(a.y, b.x, sum.y))};
+}
+
 } // namespace turbofno

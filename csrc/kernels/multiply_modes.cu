@@ -4,12 +4,14 @@
 // kx counts the kept modes of all axes but the last (one in 1D, where `in` and `out` are the spectra themselves). `in` and `out`
 // may have one ky more (row_modes).
 //
-// L2 answers as many requests for whole lines of 128 bytes as for parts of them. With the channels last lines are whole
-// (multiply_channels.cuh). This file's kernel has the channels first. A block takes one kx, 1 to 4 neighbouring ky, of which 32
+// Few batch elements and slabs have a kernel of their own (multiply_few.cuh). L2 answers as many requests for whole lines of 128
+// bytes as for parts of them. With the channels last lines are whole (multiply_channels.cuh). This file's kernel has the channels
+// first. A block takes one kx, 1 to 4 neighbouring ky, of which 32
 // bytes of a line are read at once, 8 to 32 batch elements and some output channels; a warp one ky and 16 output channels.
 // Weights stream through a ring of stages, or there is a stage for each of them (product_plan.cpp).
 #include "complex.cuh"
 #include "multiply_channels.cuh"
+#include "multiply_few.cuh"
 #include "multiply_modes_mma.cuh"
 #include "pdl.cuh"
 
@@ -87,62 +89,7 @@ __device__ void copy_out(float2 *to, const float2 *from, int channels, int modes
     }
 }
 
-constexpr int kPartsAtOnce = 4;
-
-// Does for all batch elements and channels what copy_in does for one element, from the parts of all slabs. These may be in the
-// memory of other cards, so several are read at once.
-template <int MODES, int AT_ONCE>
-__device__ void add_up_parts(float2 *shared, const ProductArguments &a, int kx, int64_t first, int batch, int channels, int modes) {
-    using Piece = std::conditional_t<AT_ONCE == 2, float4, float2>;
-    constexpr int kPieces = MODES / AT_ONCE;
-    for (int i = threadIdx.x; i < batch * channels * kPieces; i += blockDim.x) {
-        const int mode = i % kPieces * AT_ONCE, c = i / kPieces % channels, b = i / kPieces / channels;
-        const bool exists = c < a.c_in && mode < modes;
-        const int64_t at = first + (int64_t(b) * a.c_in + c) * a.row_modes + mode;
-        float2 sum[AT_ONCE] = {};
-        for (int slab = 0; slab < a.slabs.count; slab += kPartsAtOnce) {
-            Piece parts[kPartsAtOnce];
-#pragma unroll
-            for (int s = 0; s < kPartsAtOnce; ++s) {
-                const bool read = exists && slab + s < a.slabs.count;
-                parts[s] = read ? *reinterpret_cast<const Piece *>(a.slabs.parts[slab + s] + at) : Piece{};
-            }
-#pragma unroll
-            for (int s = 0; s < kPartsAtOnce; ++s) {
-                if (slab + s >= a.slabs.count) break;
-                const float2 factor = a.slabs.part_factors[(slab + s) * a.others + kx];
-#pragma unroll
-                for (int m = 0; m < AT_ONCE; ++m) {
-                    sum[m] = sum[m] + product(reinterpret_cast<const float2 *>(&parts[s])[m], factor);
-                }
-            }
-        }
-#pragma unroll
-        for (int m = 0; m < AT_ONCE; ++m) shared[b * a.shared_in + c * MODES + mode + m] = sum[m];
-    }
-}
-
-// Does for all batch elements and all slabs what copy_out does for one.
-template <int MODES, int AT_ONCE>
-__device__ void spread(const ProductArguments &a, const float2 *shared, int kx, int64_t first, int batch, int channels, int modes) {
-    using Piece = std::conditional_t<AT_ONCE == 2, float4, float2>;
-    constexpr int kPieces = MODES / AT_ONCE;
-    for (int i = threadIdx.x; i < batch * channels * kPieces; i += blockDim.x) {
-        const int mode = i % kPieces * AT_ONCE, c = i / kPieces % channels, b = i / kPieces / channels;
-        if (mode >= modes) continue;
-        const float2 *from = shared + b * a.shared_out + c * MODES + mode;
-        const int64_t to = first + (int64_t(b) * a.c_out + c) * a.row_modes + mode;
-        for (int s = 0; s < a.slabs.count; ++s) {
-            const float2 factor = a.slabs.product_factors[s * a.others + kx];
-            Piece piece;
-#pragma unroll
-            for (int m = 0; m < AT_ONCE; ++m) reinterpret_cast<float2 *>(&piece)[m] = product(from[m], factor);
-            *reinterpret_cast<Piece *>(a.slabs.products[s] + to) = piece;
-        }
-    }
-}
-
-template <int BATCH, int MODES, typename P, bool EVEN, bool SLABS>
+template <int BATCH, int MODES, typename P, bool EVEN>
 __global__ void __launch_bounds__(32 * kMaxModeWarps, BATCH == 1 ? 4 : BATCH == 2 ? 3 : 2)
     multiply_modes_kernel(const ProductArguments a) {
     constexpr int kPair = MODES > 1 ? 2 : 1;
@@ -170,22 +117,12 @@ __global__ void __launch_bounds__(32 * kMaxModeWarps, BATCH == 1 ? 4 : BATCH == 
     pdl_trigger_of_small_grid();
 
     const bool in_pairs = MODES > 1 && a.row_modes % 2 == 0; // two modes are 16 aligned bytes
-    if constexpr (SLABS) {
-        const int64_t first = kx * a.in_pitch + b0 * a.c_in * a.row_modes + y0;
+    for (int b = warp; b < batch; b += warps) {
+        const float2 *in = a.in + kx * a.in_pitch + (b0 + b) * a.c_in * a.row_modes + y0;
         if (in_pairs) {
-            add_up_parts<MODES, kPair>(shared, a, kx, first, batch, stages.channels, modes);
+            copy_in<MODES, kPair>(shared + b * a.shared_in, in, stages.channels, a.c_in, modes, a.row_modes);
         } else {
-            add_up_parts<MODES, 1>(shared, a, kx, first, batch, stages.channels, modes);
-        }
-        __syncthreads();
-    } else {
-        for (int b = warp; b < batch; b += warps) {
-            const float2 *in = a.in + kx * a.in_pitch + (b0 + b) * a.c_in * a.row_modes + y0;
-            if (in_pairs) {
-                copy_in<MODES, kPair>(shared + b * a.shared_in, in, stages.channels, a.c_in, modes, a.row_modes);
-            } else {
-                copy_in<MODES, 1>(shared + b * a.shared_in, in, stages.channels, a.c_in, modes, a.row_modes);
-            }
+            copy_in<MODES, 1>(shared + b * a.shared_in, in, stages.channels, a.c_in, modes, a.row_modes);
         }
     }
     commit_copies();
@@ -223,38 +160,26 @@ __global__ void __launch_bounds__(32 * kMaxModeWarps, BATCH == 1 ? 4 : BATCH == 
     __syncthreads();
     const int channels = min(a.channel_tiles * 16, a.c_out - o0);
     const int64_t first = kx * a.out_pitch + (b0 * a.c_out + o0) * a.row_modes + y0;
-    if constexpr (SLABS) {
+    for (int b = warp; b < batch; b += warps) {
+        float2 *out = a.out + first + int64_t(b) * a.c_out * a.row_modes;
         if (in_pairs) {
-            spread<MODES, kPair>(a, shared, kx, first, batch, channels, modes);
+            copy_out<MODES, kPair>(out, shared + b * a.shared_out, channels, modes, a.row_modes);
         } else {
-            spread<MODES, 1>(a, shared, kx, first, batch, channels, modes);
-        }
-    } else {
-        for (int b = warp; b < batch; b += warps) {
-            float2 *out = a.out + first + int64_t(b) * a.c_out * a.row_modes;
-            if (in_pairs) {
-                copy_out<MODES, kPair>(out, shared + b * a.shared_out, channels, modes, a.row_modes);
-            } else {
-                copy_out<MODES, 1>(out, shared + b * a.shared_out, channels, modes, a.row_modes);
-            }
+            copy_out<MODES, 1>(out, shared + b * a.shared_out, channels, modes, a.row_modes);
         }
     }
 }
 
 using Kernel = void (*)(ProductArguments);
 
-template <int BATCH, int MODES, typename P, bool EVEN> Kernel kernel_of(bool slabs) {
-    return slabs ? multiply_modes_kernel<BATCH, MODES, P, EVEN, true> : multiply_modes_kernel<BATCH, MODES, P, EVEN, false>;
-}
-
-template <typename P, bool EVEN> Kernel kernel_for(const ProductPlan &p, const turbofno_product &product) {
+template <typename P, bool EVEN> Kernel kernel_for(const ProductPlan &p, bool channels_last) {
     const auto choose = [&](auto batch) -> Kernel {
         constexpr int BATCH = decltype(batch)::value;
-        if (product.channels_last) return multiply_channels<BATCH, P>;
+        if (channels_last) return multiply_channels<BATCH, P>;
         switch (p.modes) {
-        case 1: return kernel_of<BATCH, 1, P, EVEN>(product.slabs > 0);
-        case 2: return kernel_of<BATCH, 2, P, EVEN>(product.slabs > 0);
-        default: return kernel_of<BATCH, 4, P, EVEN>(product.slabs > 0);
+        case 1: return multiply_modes_kernel<BATCH, 1, P, EVEN>;
+        case 2: return multiply_modes_kernel<BATCH, 2, P, EVEN>;
+        default: return multiply_modes_kernel<BATCH, 4, P, EVEN>;
         }
     };
     switch (p.batch_fragments) {
@@ -262,6 +187,26 @@ template <typename P, bool EVEN> Kernel kernel_for(const ProductPlan &p, const t
     case 2: return choose(std::integral_constant<int, 2>{});
     default: return choose(std::integral_constant<int, 4>{});
     }
+}
+
+template <int VECTOR, bool SLABS> Kernel kernel_of_few(int few) {
+    switch (few) {
+    case 1: return multiply_few<1, VECTOR, SLABS>;
+    case 2: return multiply_few<2, VECTOR, SLABS>;
+    default: return multiply_few<4, VECTOR, SLABS>;
+    }
+}
+
+Kernel kernel_for(const ProductPlan &p, const turbofno_product &product) {
+    const bool even = product.c_out % 2 == 0, last = product.channels_last;
+    if (p.few) {
+        if (product.slabs) return even ? kernel_of_few<2, true>(p.few) : kernel_of_few<1, true>(p.few);
+        return even ? kernel_of_few<2, false>(p.few) : kernel_of_few<1, false>(p.few);
+    }
+    if (product.precision == TURBOFNO_FP32) {
+        return even ? kernel_for<PrecisionFp32, true>(p, last) : kernel_for<PrecisionFp32, false>(p, last);
+    }
+    return even ? kernel_for<PrecisionTf32, true>(p, last) : kernel_for<PrecisionTf32, false>(p, last);
 }
 
 } // namespace
@@ -300,6 +245,8 @@ extern "C" turbofno_status turbofno_multiply_modes(const turbofno_product *produ
     a.mode_tiles = int(p.mode_tiles);
     a.channel_groups = int(p.channel_groups);
     a.channel_tiles = p.channel_tiles;
+    a.block_modes = p.modes;
+    a.block_outputs = p.outputs;
     a.shared_in = p.shared_in;
     a.shared_out = p.shared_out;
     a.weight_stages = p.weight_stages;
@@ -308,10 +255,7 @@ extern "C" turbofno_status turbofno_multiply_modes(const turbofno_product *produ
     a.weights_settled = product->weights_settled != 0 || product->others > 1;
     a.in_channel = product->input_channels_last ? 1 : product->row_modes;
     a.in_mode = product->input_channels_last ? product->c_in : 1;
-    const bool even = product->c_out % 2 == 0;
-    const auto kernel = product->precision == TURBOFNO_FP32
-                            ? (even ? kernel_for<PrecisionFp32, true>(p, *product) : kernel_for<PrecisionFp32, false>(p, *product))
-                            : (even ? kernel_for<PrecisionTf32, true>(p, *product) : kernel_for<PrecisionTf32, false>(p, *product));
+    const Kernel kernel = kernel_for(p, *product);
     allow_shared_memory(kernel, kMaxSharedBytes);
     return launch_pdl(kernel, dim3(unsigned(p.blocks)), p.threads, size_t(p.shared_bytes), stream, a);
 }

@@ -33,6 +33,7 @@ struct ProductArguments {
     int in_channel, in_mode; // with the channels of `out` last: from one channel, or ky, of the input to the next
     int c_in, c_out, modes_w, row_modes; // modes of the last axis: of the weight, of a row
     int batch_tiles, tiles_each, tile_groups, mode_tiles, channel_groups, channel_tiles;
+    int block_modes, block_outputs; // of few batch elements: ky and output channels of a block
     int shared_in, shared_out; // pitches, from one batch element to the next in shared memory
     int weight_stages, weights_ahead;
     bool weights_settled;

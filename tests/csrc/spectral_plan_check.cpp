@@ -9,7 +9,7 @@
 
 using namespace turbofno;
 
-static int wrong = 0, transforms = 0, products = 0, wholes = 0;
+static int wrong = 0, transforms = 0, products = 0, few_products = 0, wholes = 0;
 
 static void expect(bool holds, const char *what, const turbofno_transform &t) {
     if (holds) return;
@@ -53,10 +53,30 @@ static void check(const turbofno_transform &t) {
     expect(p.blocks < (int64_t(1) << 31), "the grid is one that CUDA starts", t);
 }
 
+static void check_few(const turbofno_product &s, const ProductPlan &p) {
+    expect(p.few == 1 || p.few == 2 || p.few == 4, "batch elements of a block", s);
+    expect(p.modes == 4 || p.modes == 8, "modes of a block", s);
+    expect(p.threads % (32 * p.modes) == 0 && p.threads <= kMaxFewThreads, "warps are a multiple of the modes", s);
+    const int vector = s.c_out % 2 == 0 ? 2 : 1;
+    expect(p.outputs % vector == 0 && p.outputs / vector >= 1 && p.outputs / vector <= 32, "a warp has the outputs", s);
+    expect(p.batch_tiles * p.few >= s.batch && (p.batch_tiles - 1) * p.few < s.batch, "tiles cover the batch", s);
+    expect(p.mode_tiles * p.modes >= s.row_modes, "tiles cover the modes", s);
+    expect(p.channel_groups * p.outputs >= s.c_out && (p.channel_groups - 1) * p.outputs < s.c_out, "groups cover the channels", s);
+    expect(p.blocks == p.batch_tiles * p.mode_tiles * p.channel_groups * s.others, "blocks", s);
+    const int rows = 32 / (p.outputs / vector) * (p.threads / 32 / p.modes);
+    expect(8 * p.few * p.modes * s.c_in <= p.shared_bytes, "input in shared memory", s);
+    expect(8 * p.few * p.modes * rows * p.outputs <= p.shared_bytes, "sums in shared memory", s);
+    expect(p.shared_bytes <= kMaxSharedBytes, "shared memory", s);
+}
+
 static void check(const turbofno_product &s) {
     if (turbofno_product_unsupported(&s) != nullptr) return;
     ++products;
     const ProductPlan p = plan(s);
+    if (p.few) {
+        ++few_products;
+        return check_few(s, p);
+    }
     expect(p.batch_fragments == 1 || p.batch_fragments == 2 || p.batch_fragments == 4, "batch fragments", s);
     expect(p.modes == 1 || p.modes == 2 || p.modes == 4, "modes of a block", s);
     expect(p.threads == 32 * p.modes * p.channel_tiles && p.threads >= 32 && p.threads <= 32 * kMaxModeWarps, "threads", s);
@@ -168,5 +188,5 @@ int main() {
                             expect((turbofno_product_unsupported(&s) == nullptr) == even, "a row's modes are refused or not", s);
                             if (even) check(s);
                         }
-    return wrong != 0 || transforms == 0 || products == 0 || wholes == 0;
+    return wrong != 0 || transforms == 0 || products == few_products || few_products == 0 || wholes == 0;
 }

@@ -77,10 +77,13 @@ def test_drawn_products_equal_float64(draw: int) -> None:
     modes = rng.choice([1, 2, 3, 4, 5, 7, 8, 9, 12])
     row = modes + (modes % 2 and modes >= 3 and rng.random() < 0.6)
     last = rng.random() < 0.6
-    c_in, c_out = rng.choice([1, 2, 7, 8, 9, 32, 33, 65]), rng.choice([1, 2, 15, 16, 17, 33, 64])
+    c_in, c_out = (
+        rng.choice([1, 2, 7, 8, 9, 32, 33, 65]),
+        rng.choice([1, 2, 15, 16, 17, 33, 64, 65, 130]),
+    )
     input_last = last and rng.random() < 0.6
     c_in, c_out = c_in + c_in % 2 * input_last, c_out + c_out % 2 * last
-    batch, others = rng.choice([1, 3, 7, 8, 9, 17, 33, 70]), rng.choice([1, 1, 2])
+    batch, others = rng.choice([1, 2, 3, 4, 7, 8, 9, 17, 33, 70]), rng.choice([1, 1, 2])
     z = torch.randn(others, batch, c_in, modes, dtype=torch.complex64)
     z *= 10.0 ** torch.randint(-6, 7, (others, batch, 1, 1))
     weight = torch.randn(others, modes, c_in, c_out, dtype=torch.complex64)
@@ -110,7 +113,8 @@ def test_few_channels_become_many_that_are_last(c_in: int, modes: int) -> None:
     ("of_input", "of_weights"),
     [(1e-36, 1.0), (1e36, 1e-3), (1e-30, 1e34), (1e-20, 1e37), (1e30, 1e-30), (1.0, 1e-35)],
 )
-def test_magnitudes(of_input: float, of_weights: float, channels_last: bool) -> None:
-    z = of_input * torch.randn(1, 9, 12, 3, dtype=torch.complex64)
+@pytest.mark.parametrize("batch", [1, 9])
+def test_magnitudes(batch: int, of_input: float, of_weights: float, channels_last: bool) -> None:
+    z = of_input * torch.randn(1, batch, 12, 3, dtype=torch.complex64)
     weight = of_weights * torch.randn(1, 3, 12, 18, dtype=torch.complex64)
     assert error(product(z, weight, 4, channels_last=channels_last), z, weight) < ERRORS[0]

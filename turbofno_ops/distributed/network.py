@@ -14,8 +14,8 @@ from turbofno_ops.distributed.slabs import Group, check_device, check_slab, slab
 from turbofno_ops.plan import CompiledChain, batch_buckets, lowered
 
 WEIGHTS = ("auto", "replicated", "sharded")
-REPLICATED_BYTES = 128 * 2**20
-"""A layer's weights above which 'auto' shares them out: reading more takes longer than a second exchange."""
+REPLICATED_BYTES = 2 * 2**20
+"""A layer's weights above which 'auto' shares them out: reading more takes longer than a second barrier."""
 
 
 class SlabFNO(CompiledChain):
@@ -95,7 +95,7 @@ def compile_fno(
             by all processes.
         weights: 'replicated': every device has all spectral weights. 'sharded': it has those of its share of the modes and
             multiplies only these, which moves as much as the all-reduce; the host has all weights. 'auto': sharded in
-            layers whose weights exceed 128 MiB.
+            layers whose weights exceed 2 MiB.
 
     Returns:
         The network as a function of a slab.
