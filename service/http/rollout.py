@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from turbofno.service.answer_warnings import FrameWarnings, of_horizon
-from turbofno.service.codec.fields import OUTPUT, Form, FrameTrust, ResponseData, answered_grid
+from turbofno.service.codec.fields import (
+    Form,
+    FrameTrust,
+    ResponseData,
+    answered_grid,
+    arrays_from_fields,
+)
 from turbofno.service.codec.negotiate import CODECS, JSON, Codec, codec_for_answer, codec_for_body
 from turbofno.service.engine.interface import (
     Fields,
@@ -41,7 +47,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from turbofno.models.core.config import ModelConfig
-    from turbofno.service.http.served import Served
 
 _FRAMES = "(all|last|[1-9][0-9]{0,8})"
 
@@ -222,14 +227,14 @@ async def rollout(call: Call) -> Reply:
     except BlowUp as error:
         message = f"{error.message}; only a stream gives the frames before that step"
         raise BlowUp(message, step=error.step, reason=error.reason) from None
-    stack = np.stack([one.fields for one in frames if one.fields is not None])
+    outputs = _outputs(frames, config, form)
     warnings = (*warnings, *(text for frame in frames for text in warnings_of(frame)))
     for one in frames:
         one.fields = None
     trust = _trust_of(frames)
     status = status_of(config, engine)
     answer = ResponseData(
-        served.name, served.version, _outputs(stack, served, form), served.units,
+        served.name, served.version, outputs, served.units,
         status.backend, status.precision, trust, served.why_no_trust(dict.fromkeys(trust, ())), warnings,
     )  # fmt: skip
     largest = {name: tuple(map(max, values)) for name, values in trust.items()}
@@ -282,11 +287,8 @@ def _trust_of(frames: list[Frame]) -> FrameTrust:
     }
 
 
-def _outputs(stack: Fields, served: Served, form: Form) -> dict[str, Fields]:
-    """The frames, [frames, n, channels, *grid], named and laid out as the input was."""
-    frames = stack.reshape(len(stack), *form.leading(*stack.shape[1:3]), *stack.shape[3:])
-    if not form.by_channel:
-        return {OUTPUT: frames}
-    # The channel axis follows time and, if present, batch.
-    by_channel = np.moveaxis(frames, 2 if form.batched else 1, 0)
-    return {channel.name: by_channel[i] for i, channel in enumerate(served.config.outputs)}
+def _outputs(frames: list[Frame], config: ModelConfig, form: Form) -> dict[str, Fields]:
+    """The fields of the frames on a first axis of time, named and laid out as the input was."""
+    fields = [one.fields for one in frames if one.fields is not None]
+    each = [arrays_from_fields(one, config, form) for one in fields]
+    return {name: np.stack([arrays[name] for arrays in each]) for name in each[0]}
