@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qs
 
 from turbofno.service.errors import BadRequest
 
@@ -130,22 +129,21 @@ def seconds_allowed(call: Call) -> float | None:
 
 
 def _parse(query: bytes, known: tuple[Parameter, ...], hint: str | None) -> Mapping[str, Any]:
-    pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
-    given = dict(pairs)
+    given = parse_qs(query.decode("latin-1"), keep_blank_values=True)
     names = [one.name for one in known]
     unknown = sorted(given.keys() - names)
     if unknown and hint is not None:
         listed = " and ".join(filter(None, (", ".join(map(repr, names[:-1])), repr(names[-1]))))
         are = "is known" if len(names) == 1 else "are known"
         raise BadRequest(f"unknown query parameter {unknown[0][:80]!r}; {listed} {are}{hint}")
-    times = Counter(name for name, _ in pairs)
     values = {}
     for one in known:
-        if times[one.name] > 1:
+        texts = given.get(one.name, [])
+        if len(texts) > 1:
             raise BadRequest(
-                f"query parameter {one.name!r} is given {times[one.name]} times, expected once"
+                f"query parameter {one.name!r} is given {len(texts)} times, expected once"
             )
-        if one.name not in given:
+        if not texts:
             if one.required:
                 raise BadRequest(
                     f"query parameter {one.name!r} is missing, expected {one.expected}"
@@ -153,10 +151,10 @@ def _parse(query: bytes, known: tuple[Parameter, ...], hint: str | None) -> Mapp
             values[one.name] = one.default
             continue
         try:
-            values[one.name] = one.parse(given[one.name])
+            values[one.name] = one.parse(texts[0])
         except ValueError:
             raise BadRequest(
-                f"query parameter {one.name!r} is {given[one.name][:80]!r}, expected {one.expected}"
+                f"query parameter {one.name!r} is {texts[0][:80]!r}, expected {one.expected}"
             ) from None
     return MappingProxyType(values)
 
