@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from turbofno.service.codec.fields import INPUT, OUTPUT, grid_limits
 from turbofno.service.codec.json import json_type, parse_object
 from turbofno.service.codec.oip_binary import DATATYPE
-from turbofno.service.engine.interface import ModelCounters, ModelStatus, status_of
+from turbofno.service.engine.interface import ModelStatus, status_of
 from turbofno.service.errors import BadRequest, Forbidden, Unavailable, Unsupported
 from turbofno.service.http import oip_metadata as oip
 from turbofno.service.http.body import read_body
@@ -88,8 +88,8 @@ async def ready(call: Call) -> oip.Ready:
 @_route("GET", "/v2/models/stats", summaries=("All statistics",))
 async def all_statistics(call: Call) -> oip.ModelStatistics:
     """Counts and nanoseconds since load, for every model that is ready."""
-    statuses = call.context.engine.statuses()
-    return await _statistics(call, *(one for one in statuses if one.state == _READY))
+    ready = [one for one in call.context.engine.statuses() if one.state == _READY]
+    return oip.ModelStatistics([await _statistics(call, one) for one in ready])
 
 
 @_route(
@@ -173,7 +173,7 @@ async def configuration(call: Call) -> dict[str, Any]:
 )  # fmt: skip
 async def statistics(call: Call) -> oip.ModelStatistics:
     """Counts and nanoseconds since load; without a version, of the newest."""
-    return await _statistics(call, _config(call))
+    return oip.ModelStatistics([await _statistics(call, _config(call))])
 
 
 @_route(
@@ -253,22 +253,12 @@ async def refuse(call: Call) -> None:
     raise Unsupported(_NOT_OFFERED[call.path.rpartition("/")[2]])
 
 
-async def _statistics(call: Call, *models: ModelConfig | ModelStatus) -> oip.ModelStatistics:
-    return oip.ModelStatistics(
-        [
-            _of_counters(
-                one.name, one.version, await call.context.engine.counters(one.name, one.version)
-            )
-            for one in models
-        ]
-    )
-
-
-def _of_counters(name: str, version: str, counters: ModelCounters) -> oip.VersionStatistics:
+async def _statistics(call: Call, model: ModelConfig | ModelStatus) -> oip.VersionStatistics:
+    counters = await call.context.engine.counters(model.name, model.version)
     answered, spent = counters.success_count, oip.Duration
     return oip.VersionStatistics(
-        name,
-        version,
+        model.name,
+        model.version,
         counters.last_inference_ms,
         counters.inference_count,
         counters.execution_count,
