@@ -30,7 +30,7 @@ _OF_CONFIG = ("grid", "time_step", "pde", "statistics", "evaluation", "sha256")
 
 logger = logging.getLogger(__name__)
 
-router = APIRouter()
+router = APIRouter(tags=["models"])
 
 _ERRORS = {
     **errors(401),
@@ -95,31 +95,27 @@ class ModelDescription(ModelSummary):
     """The service's sampler and PDE solver for this model, if any."""
 
 
-@router.get("/v1/models", tags=["models"])
+@router.get("/v1/models")
 async def list_models(request: Request) -> ModelList:
     """All models, ready or not."""
     context = context_of(request)
     return ModelList(models=[_summary(context, status) for status in context.engine.statuses()])
 
 
-@router.get("/v1/models/{name}", tags=["models"], responses=_RESPONSES)
+@router.get("/v1/models/{name}", responses=_RESPONSES)
 async def describe_model(request: Request, name: _Name) -> ModelDescription:
     """The newest version's full signature: channels, units, grid limits, parameter ranges, measured errors."""
-    context = context_of(request)
-    return _description(context, context.engine.config(name), f"/v1/models/{name}")
+    return _description(request, name)
 
 
-@router.get("/v1/models/{name}/versions/{version}", tags=["models"], responses=_RESPONSES)
+@router.get("/v1/models/{name}/versions/{version}", responses=_RESPONSES)
 async def describe_version(request: Request, name: _Name, version: _Version) -> ModelDescription:
     """One version's full signature; `card` and `reference` are those of the newest."""
-    context = context_of(request)
-    config = context.engine.config(name, version)
-    return _description(context, config, f"/v1/models/{name}/versions/{version}")
+    return _description(request, name, version)
 
 
 @router.get(
     "/v1/models/{name}/card",
-    tags=["models"],
     response_class=Response,
     responses={200: {"content": {"text/markdown": {}}}, **_RESPONSES},
 )
@@ -130,7 +126,6 @@ def model_card(request: Request, name: _Name) -> Response:
 
 @router.get(
     "/v1/models/{name}/{picture}.png",
-    tags=["models"],
     response_class=Response,
     responses={
         200: {"content": {"image/png": {}}},
@@ -171,9 +166,10 @@ def _summary(context: AppContext, status: ModelStatus) -> ModelSummary:
     )
 
 
-def _description(context: AppContext, config: ModelConfig, path: str) -> ModelDescription:
-    """The description of a model that `path` names."""
-    base = f"/v1/models/{config.name}"
+def _description(request: Request, name: str, version: str | None = None) -> ModelDescription:
+    """The description of the model that the request's path names."""
+    context, base = context_of(request), f"/v1/models/{name}"
+    config = context.engine.config(name, version)
     parameters = parameters_of(config.pde) if context.solver else None
     return ModelDescription(
         **asdict(_summary(context, status_of(config, context.engine))),
@@ -181,7 +177,7 @@ def _description(context: AppContext, config: ModelConfig, path: str) -> ModelDe
         output=_signature("output", config.outputs, config),
         smallest_grid=config.architecture.smallest_grid,
         **{name: getattr(config, name) for name in _OF_CONFIG},
-        predict=f"{path}:predict",
+        predict=f"{request.scope['path']}:predict",
         card=f"{base}/card",
         reference=None
         if parameters is None
