@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from importlib.metadata import distribution
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
@@ -24,7 +24,12 @@ _FILES = {path.name: path for path in _FOLDER.iterdir() if path.suffix in _TYPES
 PAGE_PATHS = frozenset({"/ui", "/ui/", *(f"/ui/{name}" for name in _FILES)})
 """Open without a key: the page holds no data, and a browser has no key when it asks for it."""
 _DOCUMENTATION = Path(__file__).resolve().parent / "documentation"
-_SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
+_SWAGGER_UI = Path(str(distribution("fastapi-offline").locate_file("fastapi_offline"))) / "static"
+_DOCUMENTATION_FILES = {
+    "start.js": _DOCUMENTATION / "start.js",
+    "swagger-ui-bundle.js": _SWAGGER_UI / "swagger-ui-bundle.js",
+    "swagger-ui.css": _SWAGGER_UI / "swagger-ui.css",
+}
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'{style}; img-src 'self'{images}; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -67,21 +72,10 @@ async def documentation() -> Response:
 
 @router.get("/docs/{file}")
 async def documentation_file(file: str) -> Response:
-    if file == "start.js":
-        path = _DOCUMENTATION / file
-    elif file in _SWAGGER_FILES:
-        path = _swagger_ui() / file
-    else:
+    path = _DOCUMENTATION_FILES.get(file)
+    if path is None:
         raise NotFound(f"the documentation has no file {file[:80]!r}")
     return FileResponse(path, media_type=_TYPES[path.suffix], headers=_HEADERS)
-
-
-def _swagger_ui() -> Path:
-    """The folder of Swagger UI's files in the package fastapi-offline."""
-    spec = find_spec("fastapi_offline")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent / "static"
 
 
 @router.get("/ui")
