@@ -26,7 +26,6 @@ from turbofno.service.http.problems import no_route, not_allowed, problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import Any
 
     Methods = Mapping[str, Operation]
     Parse = Callable[[Call, Mapping[str, Any]], Any]
@@ -85,11 +84,7 @@ def _target(raw_path: bytes) -> Target:
     return Target(path, None, "", None)
 
 
-async def _answer_by_fastapi(call: Call) -> Reply:
-    return await call.context.app.answer(call)
-
-
-_FASTAPI = Operation(_answer_by_fastapi, {}, "GET")
+_FASTAPI = Operation(lambda call: call.context.app.answer(call), {}, "GET")
 _cached = lru_cache(maxsize=1024)(_target)
 
 
