@@ -20,13 +20,12 @@ def tls_options(settings: Settings) -> dict[str, Any]:
         return {}
     _read(settings)
     authority = settings.tls_client_ca
-    options: dict[str, Any] = {
+    return {
         "ssl_certfile": settings.tls_certificate,
         "ssl_keyfile": settings.tls_key,
+        "ssl_ca_certs": authority,
+        "ssl_cert_reqs": ssl.CERT_REQUIRED if authority else ssl.CERT_NONE,
     }
-    if authority is not None:
-        options |= {"ssl_ca_certs": str(authority), "ssl_cert_reqs": ssl.CERT_REQUIRED}
-    return options
 
 
 class Certificates:
