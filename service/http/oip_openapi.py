@@ -6,12 +6,11 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from turbofno.service.http.openapi import GRID_PATTERN, burgers_field, schema_of
+from turbofno.service.http.openapi import GRID_PATTERN, VELOCITY, schema_of
 from turbofno.service.http.parameters import Parameter
 from turbofno.service.http.trust import LARGEST, WHY_NO_SIGNALS
 
 TAG = "Open Inference Protocol v2"
-_EXAMPLE_DATA = burgers_field()
 _Size = Annotated[int, Meta(ge=0)]
 _OUTPUT_GRID = (
     "points on each axis of the answer, as 128,128: the model then runs on its training grid, input and answer are "
@@ -116,9 +115,9 @@ INFER_BODY: dict[str, Any] = {
                         "inputs": [
                             {
                                 "name": "input",
-                                "shape": [1, 1, len(_EXAMPLE_DATA)],
+                                "shape": [1, 1, len(VELOCITY)],
                                 "datatype": "FP32",
-                                "data": _EXAMPLE_DATA,
+                                "data": VELOCITY,
                             }
                         ],
                     },
@@ -132,8 +131,6 @@ RAW_SHAPE = Parameter(
     "shape",
     "shape of a raw body (Inference-Header-Content-Length: 0), as 1,1,64,64",
     {"type": "string"},
-    "the sizes of the axes",
-    str,
 )
 
 LENGTH_HEADER = {"name": "Inference-Header-Content-Length", "in": "header", **_HEADER}

@@ -62,18 +62,6 @@ def errors(*codes: int) -> dict[int, str]:
     return {code: ERRORS[code] for code in codes}
 
 
-def burgers_field() -> list[float]:
-    """An initial velocity of burgers-1d: N(0, 625 (-Laplacian + 25 I)^-2), periodic, of zero mean."""
-    field: list[float] = _random_field((256,), 25.0, 25.0, -1.0, digits=4)
-    return field
-
-
-def vorticity_field() -> list[list[float]]:
-    """An initial vorticity of navier-stokes-2d: N(0, 2 * 7^3 (-Laplacian + 49 I)^-2.5), periodic, of zero mean."""
-    field: list[list[float]] = _random_field((64, 64), math.sqrt(2 * 7.0**3), 49.0, -1.25, digits=3)
-    return field
-
-
 def _random_field(
     grid: tuple[int, ...], scale: float, shift: float, power: float, *, digits: int
 ) -> Any:
@@ -85,6 +73,11 @@ def _random_field(
     field = np.fft.ifftn(np.fft.fftn(noise) * deviation).real * math.sqrt(noise.size)
     return field.round(digits).tolist()
 
+
+VELOCITY: list[float] = _random_field((256,), 25.0, 25.0, -1.0, digits=4)
+"""An initial velocity of burgers-1d: N(0, 625 (-Laplacian + 25 I)^-2), periodic, of zero mean."""
+VORTICITY: list[list[float]] = _random_field((64, 64), math.sqrt(2 * 7.0**3), 49.0, -1.25, digits=3)
+"""An initial vorticity of navier-stokes-2d: N(0, 2 * 7^3 (-Laplacian + 49 I)^-2.5), periodic, of zero mean."""
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 INPUT_ARRAYS = (
@@ -125,12 +118,11 @@ def arrays_body(
     return {"required": True, "content": formats(codecs, schema=schema, examples=shown)}
 
 
-_FIELD = burgers_field()
 REQUEST_BODY = arrays_body(
     INPUT_ARRAYS,
     {
-        "by channel": ("a field for model burgers-1d, on 256 points", {"u0": _FIELD}),
-        "as a tensor": ("the same as one tensor [batch, channels, x]", {"input": [[_FIELD]]}),
+        "by channel": ("a field for model burgers-1d, on 256 points", {"u0": VELOCITY}),
+        "as a tensor": ("the same as one tensor [batch, channels, x]", {"input": [[VELOCITY]]}),
     },
 )
 

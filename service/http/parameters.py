@@ -27,9 +27,9 @@ class Parameter:
     name: str
     description: str
     schema: dict[str, Any]
-    expected: str
+    expected: str = ""
     """The valid values, for error texts."""
-    parse: Callable[[str], Any]
+    parse: Callable[[str], Any] = str
     default: Any = None
     required: bool = False
     example: Any = None

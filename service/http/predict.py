@@ -40,8 +40,6 @@ _OUTPUT_GRID = Parameter(
     "was trained on, the input is interpolated there and the answer from there, which is as a rule more accurate "
     "than running it on another grid. Without it the model runs on the input's grid and answers there.",
     {"type": "string", "pattern": openapi.GRID_PATTERN},
-    "points on each axis",
-    str,
     example="64",
 )
 

@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from turbofno.service.answer_warnings import FrameWarnings, of_horizon
-from turbofno.service.codec.fields import (
-    Form,
-    FrameTrust,
-    ResponseData,
-    answered_grid,
-    arrays_from_fields,
-)
+from turbofno.service.codec.fields import Form, ResponseData, answered_grid, arrays_from_fields
 from turbofno.service.codec.negotiate import CODECS, JSON, Codec, codec_for_answer, codec_for_body
 from turbofno.service.engine.interface import (
     Fields,
@@ -87,7 +81,7 @@ _REQUEST_BODY = openapi.arrays_body(
     openapi.INPUT_ARRAYS,
     {
         "by channel": (
-            "a field for model navier-stokes-2d, on 64 x 64 points", {"vorticity": openapi.vorticity_field()},
+            "a field for model navier-stokes-2d, on 64 x 64 points", {"vorticity": openapi.VORTICITY},
         )
     },
 )  # fmt: skip
@@ -278,7 +272,7 @@ def _hold_frames(call: Call, job: RolloutRequest, codec: Codec) -> None:
     call.admitted.hold(2 * fields.nbytes + size)
 
 
-def _trust_of(frames: list[Frame]) -> FrameTrust:
+def _trust_of(frames: list[Frame]) -> dict[str, list[tuple[float, ...]]]:
     """The trust signals present in every frame."""
     return {
         name: [frame.trust[name] for frame in frames]

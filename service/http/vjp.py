@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from turbofno.service.http.served import Served
 
 
-_FIELD = openapi.burgers_field()
-_MEAN = [1 / len(_FIELD)] * len(_FIELD)
+_MEAN = [1 / len(openapi.VELOCITY)] * len(openapi.VELOCITY)
 _REQUEST_BODY = openapi.arrays_body(
     "The input as for a prediction; and the cotangent, of the output's shape: either 'cotangent' with shape [batch, "
     "channels, *grid] or [channels, *grid], or 'cotangent.NAME' for every output channel, with shape [*grid] or "
@@ -32,11 +31,11 @@ _REQUEST_BODY = openapi.arrays_body(
     {
         "by channel": (
             "gradient of the mean of model burgers-1d's output, at a field on 256 points",
-            {"u0": _FIELD, "cotangent.u": _MEAN},
+            {"u0": openapi.VELOCITY, "cotangent.u": _MEAN},
         ),
         "as tensors": (
             "the same as tensors [batch, channels, x]",
-            {"input": [[_FIELD]], "cotangent": [[_MEAN]]},
+            {"input": [[openapi.VELOCITY]], "cotangent": [[_MEAN]]},
         ),
     },
     codecs=[codec for codec in CODECS if codec is not NPY],
