@@ -27,8 +27,6 @@ _BODILESS = {"GET", "HEAD", "OPTIONS"}
 class AsgiCall(Call):
     """A request and its reply as ASGI messages."""
 
-    __slots__ = ("_receive", "_send", "_whole", "sent", "started_reply", "status")
-
     def __init__(self, scope: Scope, receive: Receive, send: Send, context: AppContext) -> None:
         quoted = quote(scope["path"], errors="replace").encode()
         headers = [(name.lower(), value) for name, value in scope["headers"]]
