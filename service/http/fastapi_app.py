@@ -73,17 +73,13 @@ class FastAPIApp(FastAPI):
 
     async def answer(self, call: Call) -> Reply:
         """Serve a request that no other operation serves. Raises ServiceError."""
-        start: Message = {}
-        pieces: list[bytes] = []
+        sent: list[Message] = []
 
         async def receive() -> Message:
             raise RuntimeError("FastAPI's routes read no body")
 
         async def send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                start.update(message)
-            else:
-                pieces.append(message.get("body", b""))
+            sent.append(message)
 
         scope = {
             "type": "http", "http_version": "1.1", "scheme": "http", "root_path": "", "app": self,
@@ -95,9 +91,10 @@ class FastAPIApp(FastAPI):
             "headers": [one for one in call.headers.items() if one[0] not in _NOT_PASSED_ON],
         }  # fmt: skip
         await self._routes(scope, receive, send)
+        start, *pieces = sent
         # The transports add the length, and know no ranges.
         headers = [b": ".join(one) for one in start["headers"] if one[0] not in _NOT_PASSED_ON]
-        return Reply(start["status"], headers, pieces)
+        return Reply(start["status"], headers, [one.get("body", b"") for one in pieces])
 
 
 async def _refuse(request: Request, raised: Exception) -> NoReturn:
