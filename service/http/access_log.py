@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from turbofno.service.http.call import Call, Lines
-    from turbofno.service.http.shedding import Shedding
-    from turbofno.service.metrics import Metrics
+from turbofno.service.http.call import Call, Lines
+from turbofno.service.http.shedding import Shedding
+from turbofno.service.metrics import Metrics
 
 access = logging.getLogger("service.access")
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 from urllib.parse import quote
 
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from turbofno.service.context import AppContext
 from turbofno.service.http.call import Bytes, Call, ClientLeft, Reply
 from turbofno.service.http.operations import begin, target_of
 from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, problem, stopped
 from turbofno.service.logs import request_id
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
-    from starlette.types import ASGIApp, Receive, Scope, Send
-
-    from turbofno.service.context import AppContext
 
 T = TypeVar("T")
 

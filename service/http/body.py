@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from typing import TYPE_CHECKING
 
 from turbofno.service.engine.interface import heap_buffer
 from turbofno.service.errors import (
@@ -14,11 +13,9 @@ from turbofno.service.errors import (
     Unsupported,
     UnsupportedMediaType,
 )
+from turbofno.service.http.call import Call
 from turbofno.service.http.offload import BINARY_BYTES, offload
 from turbofno.service.settings import env_name
-
-if TYPE_CHECKING:
-    from turbofno.service.http.call import Call
 
 _GZIP, _ZLIB, _RAW_DEFLATE = 31, 15, -15
 """zlib's `wbits` of the three formats."""

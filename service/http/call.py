@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from turbofno.service.context import AppContext
+from turbofno.service.engine.interface import PredictResult
 from turbofno.service.logs import accept_request_id
 from turbofno.service.pipeline.admission import ANYONE, UNCOUNTED, Admitted, Caller
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-
-    from turbofno.service.context import AppContext
-    from turbofno.service.engine.interface import PredictResult
     from turbofno.service.http.parameters import Parameter
     from turbofno.service.http.served import Served
 

@@ -10,20 +10,17 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from turbofno.service.context import AppContext
 from turbofno.service.http.exchange import CONTINUE, Exchange
 from turbofno.service.http.reception import Reception
 from turbofno.service.settings import env_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from turbofno.service.context import AppContext
 
 BODY_SECONDS = 0.02
 """Seconds for which the body of an admitted request is awaited, with its slot, before a task reads it, with its time limit;

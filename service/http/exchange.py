@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import httptools
@@ -20,8 +21,6 @@ from turbofno.service.logs import request_id
 from turbofno.service.pipeline.admission import UNCOUNTED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from turbofno.service.http.edge import Edge
 
 logger = logging.getLogger(__name__)

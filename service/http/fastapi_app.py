@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from starlette.exceptions import HTTPException
 from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.types import Message
 
 from turbofno.service.errors import BadRequest
 from turbofno.service.http import admin, pages
@@ -17,12 +19,6 @@ from turbofno.service.http.openapi import SCHEMAS
 from turbofno.service.http.operations import documented
 from turbofno.service.http.problems import no_route, not_allowed
 from turbofno.service.version import VERSION
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from starlette.types import Message
-
 
 _NOT_PASSED_ON = {b"content-length", b"range", b"accept-ranges"}
 

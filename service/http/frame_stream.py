@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import base64
 import struct
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
 from turbofno.service.codec.fields import bytes_of
 from turbofno.service.codec.negotiate import weighted
+from turbofno.service.engine.interface import Fields, Frame
 from turbofno.service.errors import BlowUp, ServiceError
 from turbofno.service.http.offload import heavy_to_encode, offload
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
-
-    from turbofno.service.engine.interface import Fields, Frame
-
-    Event = dict[str, Any]
+Event = dict[str, Any]
 
 _PREFIX = struct.Struct("<II")
 

@@ -8,15 +8,12 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from turbofno.service.errors import Forbidden, Misdirected, ServiceError, UnsupportedMediaType
 from turbofno.service.http.call import Call, Reply, encoded
 from turbofno.service.settings import Settings, env_name, is_loopback
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _SAME_SITE = frozenset({b"same-origin", b"none"})

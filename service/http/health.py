@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from turbofno.service.context import AppContext
 from turbofno.service.http.call import Call, Operation, Reply
 from turbofno.service.http.route import json_content, json_reply, route
-
-if TYPE_CHECKING:
-    from turbofno.service.context import AppContext
 
 OPERATIONS: list[Operation] = []
 _health = partial(route, OPERATIONS, "GET", tag="health")

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Iterable
 
+from turbofno.service.answer_warnings import AnswerWarning, AnswerWarnings
 from turbofno.service.codec.fields import answered_grid
 from turbofno.service.codec.grids import OUTPUT_GRID, Grid, from_network, to_network
 from turbofno.service.engine.interface import Fields, PredictRequest, PredictResult, Trust
+from turbofno.service.engine.vjp import VjpShapes
 from turbofno.service.errors import PayloadTooLarge
+from turbofno.service.http.call import Call
 from turbofno.service.http.offload import heavy_to_encode, offload
 from turbofno.service.settings import env_name
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable
-
-    from turbofno.service.answer_warnings import AnswerWarning, AnswerWarnings
-    from turbofno.service.engine.vjp import VjpShapes
-    from turbofno.service.http.call import Call
 
 _HEAVY_VALUES = 16 * 1024
 """Fields of more values (about 0.5 ms) are interpolated off the event loop."""

@@ -5,17 +5,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from turbofno.service.errors import Unauthorized
 from turbofno.service.http.access_log import HEALTH
+from turbofno.service.http.call import Call
 from turbofno.service.pipeline.admission import Caller
 from turbofno.service.settings import env_name
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from turbofno.service.http.call import Call
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _KEY = re.compile(r"[\x21-\x7e]{16,256}")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 JSON_BYTES = 256 * 1024
 """Longer JSON (about 0.5 ms) is parsed and written off the event loop, in pieces that release the GIL."""

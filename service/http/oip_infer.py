@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from turbofno.service.codec import oip_binary
 from turbofno.service.codec.compression import Coding, answer_coding, compress
 from turbofno.service.codec.fields import fields_from_tensor
 from turbofno.service.codec.grids import parse_output_grid
+from turbofno.service.codec.oip_binary import InferRequest
+from turbofno.service.engine.interface import Fields
 from turbofno.service.errors import BadRequest, PayloadTooLarge
 from turbofno.service.http import oip_openapi, openapi
 from turbofno.service.http.body import read_body
@@ -16,14 +19,8 @@ from turbofno.service.http.call import Bytes, Call, Operation, Reply
 from turbofno.service.http.inference import run_model, warnings_of
 from turbofno.service.http.offload import JSON_BYTES, TENSOR_BYTES, heavy_to_encode, offload
 from turbofno.service.http.route import route
+from turbofno.service.http.served import Served
 from turbofno.service.settings import Settings, env_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from turbofno.service.codec.oip_binary import InferRequest
-    from turbofno.service.engine.interface import Fields
-    from turbofno.service.http.served import Served
 
 HEADER = "Inference-Header-Content-Length"
 _HEADER_NAME = HEADER.lower().encode()

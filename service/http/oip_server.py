@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from turbofno.models.core.config import ModelConfig
 from turbofno.service.codec.fields import INPUT, OUTPUT, grid_limits
 from turbofno.service.codec.json import json_type, parse_object
 from turbofno.service.codec.oip_binary import DATATYPE
+from turbofno.service.context import AppContext
 from turbofno.service.engine.interface import ModelStatus, status_of
 from turbofno.service.errors import BadRequest, Forbidden, Unavailable, Unsupported
 from turbofno.service.http import oip_metadata as oip
@@ -22,10 +24,6 @@ from turbofno.service.http.route import route
 from turbofno.service.http.trust import trust_status
 from turbofno.service.settings import env_name
 from turbofno.service.version import VERSION
-
-if TYPE_CHECKING:
-    from turbofno.models.core.config import ModelConfig
-    from turbofno.service.context import AppContext
 
 PLATFORM = "turbofno_safetensors"
 EXTENSIONS = [

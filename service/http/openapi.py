@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -12,9 +13,6 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from turbofno.service.codec.negotiate import CODECS, JSON, Codec
 from turbofno.service.http.parameters import DEADLINE
 from turbofno.service.http.trust import OF_FIELDS, OF_FRAMES, TRUST_HEADERS, WHY_NO_SIGNALS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 WARNING = "X-Warning"
 """Response header: the warnings of an answer, separated by semicolons."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 from turbofno.service.errors import NotFound, QueueFull
@@ -24,11 +25,8 @@ from turbofno.service.http.guard import is_preflight, preflight
 from turbofno.service.http.parameters import read_query
 from turbofno.service.http.problems import no_route, not_allowed, problem
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    Methods = Mapping[str, Operation]
-    Parse = Callable[[Call, Mapping[str, Any]], Any]
+Methods = Mapping[str, Operation]
+Parse = Callable[[Call, Mapping[str, Any]], Any]
 
 
 _WITH_VERBS = [

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs
 
 from turbofno.service.errors import BadRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from turbofno.service.http.call import Call
+from turbofno.service.http.call import Call
 
 _CACHED_BYTES = 128
 """Longest query that is cached: clients choose queries, and long ones would fill the memory."""

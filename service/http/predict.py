@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from turbofno.service.codec.fields import Form, ResponseData, arrays_from_fields
 from turbofno.service.codec.grids import OUTPUT_GRID, Grid, parse_output_grid
 from turbofno.service.codec.negotiate import JSON, NPY, NPZ, Codec, codec_for_answer, codec_for_body
+from turbofno.service.engine.interface import Fields
 from turbofno.service.http import openapi
 from turbofno.service.http.body import read_body
 from turbofno.service.http.call import Call, Lines, Operation, Reply, encoded
@@ -22,13 +24,8 @@ from turbofno.service.http.offload import (
 )
 from turbofno.service.http.parameters import PRIORITY, Parameter, seconds_allowed
 from turbofno.service.http.route import route
+from turbofno.service.http.served import Served
 from turbofno.service.http.trust import TRUST_HEADER, trust_headers
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-
-    from turbofno.service.engine.interface import Fields
-    from turbofno.service.http.served import Served
 
 T = TypeVar("T")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import msgspec
 
@@ -11,9 +11,6 @@ from turbofno.service.errors import MethodNotAllowed, NotFound, ServiceError, Un
 from turbofno.service.http.access_log import shown_path
 from turbofno.service.http.call import Call, Reply, encoded
 from turbofno.service.logs import request_id
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 logger = logging.getLogger(__name__)
 

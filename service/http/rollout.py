@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from turbofno.models.core.config import ModelConfig
 from turbofno.service.answer_warnings import FrameWarnings, of_horizon
 from turbofno.service.codec.fields import Form, ResponseData, answered_grid, arrays_from_fields
 from turbofno.service.codec.negotiate import CODECS, JSON, Codec, codec_for_answer, codec_for_body
@@ -36,11 +38,6 @@ from turbofno.service.http.predict import alignment, fields_reply, read_fields, 
 from turbofno.service.http.route import route
 from turbofno.service.http.trust import TRUST_HEADERS, trust_headers
 from turbofno.service.settings import env_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from turbofno.models.core.config import ModelConfig
 
 _FRAMES = "(all|last|[1-9][0-9]{0,8})"
 

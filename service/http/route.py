@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
 from turbofno.service.http.call import Call, Operation, Reply
 from turbofno.service.http.openapi import schema_of
+from turbofno.service.http.parameters import Parameter
 from turbofno.service.http.problems import Error, form_of
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
-    from turbofno.service.http.parameters import Parameter
 
 F = TypeVar("F", bound="Callable[[Call], Awaitable[object]]")
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from turbofno.models.core.config import Channel
 from turbofno.service.codec.fields import (
     INPUT,
     OUTPUT,
@@ -16,6 +18,8 @@ from turbofno.service.codec.fields import (
 from turbofno.service.codec.negotiate import NPY, Codec, codec_for_answer
 from turbofno.service.demo.messages import Job
 from turbofno.service.demo.sample_parameters import PARAMETER_NAMES, complete, parameters_of
+from turbofno.service.demo.solver_process import SolverProcess
+from turbofno.service.engine.interface import Fields
 from turbofno.service.errors import BadRequest, Forbidden, InvalidField, NotFound
 from turbofno.service.http.call import Call, Operation, Reply
 from turbofno.service.http.openapi import ANSWER, REQUEST_BODY, errors
@@ -23,13 +27,6 @@ from turbofno.service.http.parameters import Parameter, integer, read_query
 from turbofno.service.http.predict import codecs, fields_reply, read_fields
 from turbofno.service.http.route import route
 from turbofno.service.settings import env_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from turbofno.models.core.config import Channel
-    from turbofno.service.demo.solver_process import SolverProcess
-    from turbofno.service.engine.interface import Fields
 
 SEEDS = 1 << 20
 _MAX_STEPS = 1000

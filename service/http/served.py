@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from turbofno.models.core.config import ModelConfig
 from turbofno.service.answer_warnings import AnswerWarnings
 from turbofno.service.codec import npy, oip_binary
 from turbofno.service.codec.fields import (
@@ -18,13 +19,10 @@ from turbofno.service.codec.fields import (
     fields_from_tensor,
     has_bounds,
 )
+from turbofno.service.engine.interface import Engine, Fields, Trust
+from turbofno.service.http.call import Lines
 from turbofno.service.http.trust import NOT_COMPUTED, no_trust_reason
-
-if TYPE_CHECKING:
-    from turbofno.models.core.config import ModelConfig
-    from turbofno.service.engine.interface import Engine, Fields, Trust
-    from turbofno.service.http.call import Lines
-    from turbofno.service.settings import Settings
+from turbofno.service.settings import Settings
 
 _FLOAT = np.dtype(np.float32)
 _MAX_LAYOUTS = 64

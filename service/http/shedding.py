@@ -6,12 +6,9 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from turbofno.service.errors import QueueFull
-
-if TYPE_CHECKING:
-    from turbofno.service.http.call import Call
+from turbofno.service.http.call import Call
 
 access = logging.getLogger("service.access")
 

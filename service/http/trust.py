@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from turbofno.models.core.config import ModelConfig
 from turbofno.models.core.statistics import INPUT_DISTANCE, RESIDUAL
+from turbofno.service.engine.interface import Trust
+from turbofno.service.http.call import Lines
 from turbofno.service.settings import env_name
-
-if TYPE_CHECKING:
-    from turbofno.models.core.config import ModelConfig
-    from turbofno.service.engine.interface import Trust
-    from turbofno.service.http.call import Lines
 
 _MEANINGS = {
     "input_distance": "distance of the input from the training data; one in 100 training inputs is above 1",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from turbofno.service.codec.fields import ResponseData
 from turbofno.service.codec.negotiate import CODECS, JSON, NPY, NPZ, SAFETENSORS, Codec
 from turbofno.service.codec.vjp import VjpForm, arrays_from_vjp, units_of_vjp, vjp_from_arrays
+from turbofno.service.engine.interface import Fields
 from turbofno.service.engine.vjp import VjpShapes, join, part
 from turbofno.service.errors import NotAcceptable, UnsupportedMediaType
 from turbofno.service.http import openapi
@@ -15,13 +17,7 @@ from turbofno.service.http.inference import run_model, warnings_of
 from turbofno.service.http.parameters import PRIORITY, flag, seconds_allowed
 from turbofno.service.http.predict import codecs, fields_reply, read_arrays
 from turbofno.service.http.route import route
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from turbofno.service.engine.interface import Fields
-    from turbofno.service.http.served import Served
-
+from turbofno.service.http.served import Served
 
 _MEAN = [1 / len(openapi.VELOCITY)] * len(openapi.VELOCITY)
 _REQUEST_BODY = openapi.arrays_body(
