@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-from turbofno.service.codec.fields import Form, ResponseData, arrays_from_fields
+from turbofno.service.codec.fields import Form, ResponseData, arrays_from_fields, fields_from_arrays
 from turbofno.service.codec.grids import OUTPUT_GRID, Grid, parse_output_grid
 from turbofno.service.codec.negotiate import JSON, NPY, NPZ, Codec, codec_for_answer, codec_for_body
 from turbofno.service.engine.interface import Fields
@@ -182,4 +182,5 @@ async def read_arrays(
 def _decode(body: memoryview, codec: Codec, served: Served, most: int) -> tuple[Fields, Form]:
     if codec is NPY:
         return served.fields_from_npy(body)
-    return served.fields_from_arrays(codec.decode(body, max_bytes=most))
+    arrays = codec.decode(body, max_bytes=most)
+    return fields_from_arrays(arrays, served.config, max_fields=served.max_fields)

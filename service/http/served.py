@@ -11,7 +11,6 @@ from turbofno.models.core.config import ModelConfig
 from turbofno.service.answer_warnings import AnswerWarnings
 from turbofno.service.codec import npy, oip_binary
 from turbofno.service.codec.fields import (
-    Array,
     Form,
     check_bounds,
     check_finite,
@@ -57,7 +56,8 @@ class Served:
         beginning = bytes(body[:_NPY_BEGINNING])
         if known := self._known(beginning, body):
             return known
-        fields, form = self.fields_from_arrays(npy.decode_npy(body))
+        arrays = npy.decode_npy(body)
+        fields, form = fields_from_arrays(arrays, self.config, max_fields=self.max_fields)
         if fields.base is not None:
             # A view, so the body is float32 in C order.
             self._note(beginning, body, fields, form)
@@ -96,10 +96,6 @@ class Served:
             self._layouts.clear()
         header = bytes(body[: len(body) - fields.nbytes])
         self._layouts[said, len(body)] = header, fields.shape, form
-
-    def fields_from_arrays(self, arrays: dict[str, Array]) -> tuple[Fields, Form]:
-        """Call the codec's `fields_from_arrays` with this model's limits."""
-        return fields_from_arrays(arrays, self.config, max_fields=self.max_fields)
 
     def why_no_trust(self, trust: Trust) -> str:
         """The reason why an answer has no trust signals; empty if it has."""
