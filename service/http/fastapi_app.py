@@ -59,7 +59,8 @@ class FastAPIApp(FastAPI):
             document = super().openapi()
             schemas = document["components"]["schemas"]
             schemas |= SCHEMAS
-            del schemas["HTTPValidationError"], schemas["ValidationError"]
+            for name in ("HTTPValidationError", "ValidationError"):
+                schemas.pop(name, None)
             for path in document["paths"].values():
                 for operation in path.values():
                     # None of FastAPI's routes has another 422.
