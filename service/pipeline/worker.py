@@ -63,7 +63,7 @@ class Worker:
         self, work: Callable[[], Callable[[], T]], done: Callable[[T | BaseException], None]
     ) -> None:
         """Run `work`, then the function that it returns; call `done` with that one's result, or the error of either."""
-        self._starts.put(partial(self._start, work, done))
+        self._starts.put(partial(self.run, work, done))
 
     def stop(self, *, timeout: float) -> bool:
         """End the threads after all submitted work. False if that takes longer than `timeout` seconds."""
@@ -75,9 +75,10 @@ class Worker:
             thread.join(max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
-    def _start(
+    def run(
         self, work: Callable[[], Callable[[], T]], done: Callable[[T | BaseException], None]
     ) -> None:
+        """As `submit`, but on this thread at once; without overlap to the end."""
         try:
             finish = partial(_finish, work(), done)
         except BaseException as error:
