@@ -54,12 +54,7 @@ def run_processes(settings: Settings, *, for_people: bool) -> int:
             frontends=[frontend_settings(settings)] * settings.frontends,
             banner=for_people,
         )
-        return asyncio.run(_run(supervisor))
-
-
-async def _run(supervisor: Supervisor) -> int:
-    supervisor.handle_signals()
-    return await supervisor.run()
+        return asyncio.run(supervisor.run(signals=True))
 
 
 def engine_settings(settings: Settings) -> list[Settings]:

@@ -102,13 +102,6 @@ class Supervisor:
         self._failed = ""
         self._on_engines = on_engines
 
-    def handle_signals(self) -> None:
-        """Drain on the first SIGTERM or SIGINT, abort on the second, pass SIGHUP on; for the main thread."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
-        loop.add_signal_handler(signal.SIGHUP, self._on_hangup, on_hangup())
-
     def stop(self) -> None:
         """Let `run` end the processes and return."""
         self._stop.set()
@@ -123,8 +116,16 @@ class Supervisor:
                 return f"{child.launch.name} failed to start {child.failed_starts} times in a row"
         return ""
 
-    async def run(self) -> int:
-        """Run until it is stopped or a child has a configuration error. Returns the exit status."""
+    async def run(self, *, signals: bool = False) -> int:
+        """Run until it is stopped or a child has a configuration error. Returns the exit status.
+
+        With `signals`, on the main thread, the first SIGTERM or SIGINT drains, the second aborts, SIGHUP is passed on.
+        """
+        if signals:
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self._on_signal)
+            loop.add_signal_handler(signal.SIGHUP, self._on_hangup, on_hangup())
         self._channel = Channel.listen(self._endpoint, self._receive)
         tasks = [asyncio.create_task(self._supervise(child)) for child in self._children]
         for task in tasks:
@@ -253,16 +254,17 @@ class Supervisor:
             if asked == launch.identity and not scrape.done():
                 scrape.set_result(None)
         if launch.role == "engine":
-            self._send_engines(self._running("frontend", up=True))
+            self._send_engines()
 
-    def _send_engines(self, front_ends: list[_Child]) -> None:
+    def _send_engines(self) -> None:
+        """Tell all front ends which engines live."""
         peers = tuple(
             messages.Peer(engine.launch.identity, engine.heartbeat.endpoint)
             for engine in self._running("engine", up=True)
             if engine.heartbeat is not None
         )
         self._on_engines(peers)
-        for front_end in front_ends:
+        for front_end in self._running("frontend", up=True):
             self._channel.send(messages.Engines(peers), front_end.launch.identity)
 
     def _receive(self, sender: bytes, received: list[messages.Message]) -> None:
@@ -287,10 +289,8 @@ class Supervisor:
             first = child.heartbeat is None and child.running
             child.heartbeat, child.last_heartbeat = heartbeat, time.monotonic()
             child.was_up = True
-            if first and child.launch.role == "engine":
-                self._send_engines(self._running("frontend", up=True))
-            elif first:
-                self._send_engines([child])
+            if first:
+                self._send_engines()
 
     async def _send_metrics(self, sender: bytes, asked: int) -> None:
         self._channel.send(messages.Returned(asked, await self.metrics()), sender)
