@@ -59,7 +59,7 @@ class _FrontEnd:
     channel: Channel
     answers: dict[int, _Answer] = field(default_factory=dict)
     """By the first number of each."""
-    rollouts: dict[int, asyncio.Task[messages.Returned]] = field(default_factory=dict)
+    rollouts: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     writers: dict[int, Writer] = field(default_factory=dict)
     most_joined: int = 1
     """Most predictions of an answer so far."""
@@ -156,7 +156,7 @@ class EngineServer:
         self._gathering: asyncio.TimerHandle | None = None
         """Submits them then, unless something else does before."""
         engine.when_free(self._submit_arrived)
-        self._calls: set[asyncio.Task[messages.Returned]] = set()
+        self._calls: set[asyncio.Task[Any]] = set()
         """Completed even if the calling front end dies."""
         self._configs: dict[str, ModelConfig] = {}
         self._published: dict[tuple[str, str], tuple[ModelConfig, str, str]] = {}
@@ -288,22 +288,18 @@ class EngineServer:
             front_end.rollouts[message.id] = task
         task.add_done_callback(partial(self._answer, front_end, message.id))
 
-    def _answer(
-        self, front_end: _FrontEnd, number: int, task: asyncio.Task[messages.Returned]
-    ) -> None:
+    def _answer(self, front_end: _FrontEnd, number: int, task: asyncio.Task[Any]) -> None:
         self._calls.discard(task)
         front_end.rollouts.pop(number, None)
-        error = Unavailable("cancelled") if task.cancelled() else task.exception()
+        error = CANCELLED if task.cancelled() else task.exception()
         if error is None:
-            front_end.send(task.result())
+            front_end.send(messages.Returned(number, task.result()))
             return
         if not isinstance(error, ServiceError):
             error = _unexpected(number, front_end, error)
         front_end.send(_refused(number, error))
 
-    async def _rollout(
-        self, front_end: _FrontEnd, message: messages.StartRollout
-    ) -> messages.Returned:
+    async def _rollout(self, front_end: _FrontEnd, message: messages.StartRollout) -> None:
         writer = front_end.writers[message.id] = Writer(message.ring)
         try:
             async with aclosing(self._engine.rollout(message.request)) as frames:
@@ -311,9 +307,8 @@ class EngineServer:
                     front_end.send(messages.FrameReady(message.id, await writer.put(frame)))
         finally:
             del front_end.writers[message.id]
-        return messages.Returned(message.id, None)
 
-    async def _call(self, message: messages.Call) -> messages.Returned:
+    async def _call(self, message: messages.Call) -> Any:
         method = getattr(self._engine, message.method)
         try:
             value = await method(*message.arguments)
@@ -321,7 +316,7 @@ class EngineServer:
             self._on_call()
         # Before the answer, so that the caller then sees the new state.
         self._publish()
-        return messages.Returned(message.id, value)
+        return value
 
     def _publish(self) -> None:
         statuses = self._engine.statuses()
