@@ -162,10 +162,6 @@ class Slice(NamedTuple):
     start: int
     stop: int
 
-    @property
-    def whole(self) -> bool:
-        return self.stop - self.start == self.ticket.size
-
     def of(self, array: Fields) -> Fields:
         """The slice's part of an array with an entry for each field of the ticket."""
         ticket, start, stop = self

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from turbofno.service.engine.turn import Asked
     from turbofno.service.processes.memory import SlotMemory
-    from turbofno.service.settings import Settings
 
 MOST_BYTES = 128 * 1024
 """Larger fields are not joined, since their copy here would take long, and their request costs little beside their work."""
@@ -29,11 +28,6 @@ MOST_JOINED_BYTES = 1024 * 1024
 """Most bytes of joined fields, and of their outputs: a client that reads its answer slowly keeps those of all."""
 DEADLINES_APART = 0.25
 """Seconds within which deadlines of joined requests lie: the first to pass has the others run apart."""
-
-
-def most_joined(settings: Settings) -> int:
-    """Most fields of joined requests: a small part of a batch, since large requests, which stay whole, leave batches unfilled."""
-    return max(1, settings.max_batch_size // 4)
 
 
 @dataclass(slots=True)

@@ -71,7 +71,8 @@ class RemoteEngine:
         self._identity = identity
         self._engines = len(settings.devices or (settings.device,))
         """Their number when all are up."""
-        self._most_joined = joining.most_joined(settings)
+        # A small part of a batch, since large requests, which stay whole, leave batches unfilled.
+        self._most_joined = max(1, settings.max_batch_size // 4)
         self.memory = memory = SlotMemory(settings.shared_memory_bytes)
         metrics.shared_memory.set_function(lambda: memory.used_bytes)
         self.queue = EngineQueue(settings, metrics)
