@@ -217,10 +217,9 @@ class QueueCapacity:
     @property
     def drain_seconds(self) -> float:
         """Expected seconds until the queue is empty, bounded to 1..60, for Retry-After."""
+        queued = self._bytes.items()
         return _bounded(
-            sum(
-                size * self._seconds_per_byte.get(model, 0.0) for model, size in self._bytes.items()
-            )
+            sum(size * self._seconds_per_byte.get(model, 0.0) for model, size in queued)
         )
 
     def _backlog(self, model: str, level: int) -> float:

@@ -152,7 +152,7 @@ class Scheduler:
                     "%d requests were unfinished when the drain time ended", len(self._live)
                 )
         self._deadlines.close()
-        self._fail_all(_closed)
+        self._fail_all()
         if not await asyncio.to_thread(self._worker.stop, timeout=STOP_SECONDS):
             logger.warning("the device thread is still busy and was left behind")
 
@@ -327,19 +327,24 @@ class Scheduler:
     def _lose_device(self, failure: str) -> None:
         """Fail everything, now and from now on."""
         self.failure = failure
-        self._fail_all(self._unavailable)
+        self._fail_all()
 
-    def _fail_all(self, error: Callable[[], ServiceError]) -> None:
+    def _fail_all(self) -> None:
         self._over = True
         for ticket in list(self._live):
-            self._fail(ticket, error())
+            self._fail(ticket, self._unavailable())
         while self._jobs:
             _, future = self._jobs.popleft()
             if not future.done():
-                future.set_exception(error())
+                future.set_exception(self._unavailable())
 
     def _unavailable(self) -> ServiceError:
-        return DeviceLost(self.failure, retry_after=1.0) if self.failure else _closed()
+        if self.failure:
+            return DeviceLost(self.failure, retry_after=1.0)
+        return Unavailable(
+            "the service stopped before this request could run; retry, another instance may answer",
+            retry_after=1.0,
+        )
 
     def _queue(self, tickets: Sequence[Ticket]) -> None:
         """Queue those tickets of one kind that fit into the queue; refuse the others."""
@@ -465,10 +470,3 @@ def _empty_result(ticket: Ticket, now: float) -> PredictResult:
     bucket, request = ticket.kind.bucket, ticket.request
     fields = NO_FIELDS if request.output_buffer is None else request.output_buffer
     return PredictResult(bucket.model, bucket.version, fields, now - ticket.arrival, 0.0, (), "")
-
-
-def _closed() -> Unavailable:
-    return Unavailable(
-        "the service stopped before this request could run; retry, another instance may answer",
-        retry_after=1.0,
-    )
