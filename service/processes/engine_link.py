@@ -74,8 +74,7 @@ class EngineLink:
         self._turn = Turn(self._send_turn, self._cancel)
         self._frames: dict[int, asyncio.Queue[Frame | None]] = {}
         """Of each rollout, the frames not yet read; None marks the end."""
-        self.state = messages.EngineState(ready=False, failure="", models=())
-        self.queue = messages.QueueState((), 0.0)
+        self.state, self.queue = messages.EngineState(), messages.QueueState()
         self.digests: dict[tuple[str, str], str] = {}
         """READY (model, version) -> digest of its configuration."""
         self._rolled_out = 0

@@ -161,8 +161,7 @@ class EngineServer:
         self._configs: dict[str, ModelConfig] = {}
         self._published: dict[tuple[str, str], tuple[ModelConfig, str, str]] = {}
         """(model, version) -> configuration, its digest, its JSON."""
-        self._state = messages.EngineState(ready=False, failure="", models=())
-        self._queue = messages.QueueState((), 0.0)
+        self._state, self._queue = messages.EngineState(), messages.QueueState()
         self.endpoint = new_endpoint()
         self._channel = Channel.listen(self.endpoint, self._receive, self, self.remove)
 
@@ -321,7 +320,7 @@ class EngineServer:
     def _publish(self) -> None:
         statuses = self._engine.statuses()
         models = tuple(map(self._model_state, statuses))
-        state = messages.EngineState(self._engine.ready, self._engine.failure, models)
+        state = messages.EngineState(self._engine.ready, models)
         queue = messages.QueueState(
             tuple((s.name, s.version, self._capacity.waiting(s.name, s.version)) for s in statuses),
             self._capacity.drain_seconds,

@@ -121,16 +121,19 @@ class ModelState(msgspec.Struct, frozen=True, array_like=True):
 class EngineState(_Message, frozen=True):
     """Engine to front end, whenever it changes."""
 
-    ready: bool
-    failure: str
-    models: tuple[ModelState, ...]
+    ready: bool = False
+    models: tuple[ModelState, ...] = ()
 
 
 class QueueState(_Message, frozen=True):
     """Engine to front end, whenever it changes: waiting fields by model and version, and expected seconds to drain."""
 
-    waiting: tuple[tuple[str, str, int], ...]
-    drain_seconds: float
+    waiting: tuple[tuple[str, str, int], ...] = ()
+    drain_seconds: float = 1.0
+
+    @property
+    def total(self) -> int:
+        return sum(fields for _, _, fields in self.waiting)
 
 
 class Heartbeat(_Message, frozen=True):

@@ -46,18 +46,14 @@ class EngineQueue(QueueCapacity):
 
     def update(self, queues: Sequence[QueueState]) -> None:
         """Use the state of the shortest of these queues: a request goes to one engine."""
-        emptiest = min(queues, key=_total, default=QueueState((), 1.0))
-        self.total = _total(emptiest)
+        emptiest = min(queues, key=attrgetter("total"), default=QueueState())
+        self.total = emptiest.total
         self._waiting = Counter({(model, v): fields for model, v, fields in emptiest.waiting})
         self._drain_seconds = emptiest.drain_seconds
 
     @property
     def drain_seconds(self) -> float:
         return self._drain_seconds
-
-
-def _total(queue: QueueState) -> int:
-    return sum(fields for _, _, fields in queue.waiting)
 
 
 class RemoteEngine:
