@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from functools import partial
+from operator import call
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -48,6 +49,8 @@ class Worker:
         self._prepare_thread = prepare_thread
         self._starts: _Tasks = queue.SimpleQueue()
         self._finishes: _Tasks | None = queue.SimpleQueue() if overlap else None
+        self._go_on = call if self._finishes is None else self._finishes.put
+        """Takes what finishes work: runs it at once, or on the other thread."""
         # Daemons: a batch that never ends must not keep the process from exiting.
         self._threads = [
             threading.Thread(target=self._run, args=(tasks,), name=name, daemon=True)
@@ -86,12 +89,6 @@ class Worker:
             self._go_on(partial(done, error))
         else:
             self._go_on(finish)
-
-    def _go_on(self, finish: Callable[[], None]) -> None:
-        if self._finishes is None:
-            finish()
-        else:
-            self._finishes.put(finish)
 
     def _run(self, tasks: _Tasks) -> None:
         self._prepare_thread()
