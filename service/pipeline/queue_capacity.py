@@ -107,12 +107,8 @@ class QueueCapacity:
         limit, sizes = self._batch_limit(tickets[0].kind), [ticket.size for ticket in tickets]
         self._count(tickets[0].kind, sum(sizes), sum([min(size, limit) for size in sizes]))
 
-    def release(self, ticket: Ticket, fields: int) -> None:
-        """Give back the last `fields` that a ticket counts as dispatched: they were dropped from the queue."""
-        self._release((Slice(ticket, ticket.dispatched - fields, ticket.dispatched),))
-
-    def _release(self, slices: Sequence[Slice]) -> None:
-        """Give back the capacity of slices of one bucket."""
+    def release(self, slices: Sequence[Slice]) -> None:
+        """Give back the capacity of slices of one bucket, which are the next of their tickets: they leave the queue."""
         kind = slices[0].ticket.kind
         limit, fields = self._batch_limit(kind), 0
         levels = self._ahead[kind.bucket.model]
@@ -175,16 +171,12 @@ class QueueCapacity:
     def dispatch(self, batch: Sequence[Slice], now: float, *, waited: bool = True) -> float:
         """Take a batch onto the device, out of the queue if it `waited`. Returns its expected seconds; 0: not known yet."""
         if waited:
-            self._release(batch)
-        kind = batch[0].ticket.kind
-        fields = sum(stop - start for _, start, stop in batch)
-        return self.start_batch(kind.bucket.model, fields * kind.field_bytes, now)
-
-    def start_batch(self, model: str, size: int, now: float) -> float:
-        """Record the start of a batch of `size` input bytes. Returns its expected seconds; 0: not known yet."""
+            self.release(batch)
         if not self._running:
             self._running_since = now
-        expected = size * self._seconds_per_byte.get(model, 0.0)
+        kind = batch[0].ticket.kind
+        size = sum(stop - start for _, start, stop in batch) * kind.field_bytes
+        expected = size * self._seconds_per_byte.get(kind.bucket.model, 0.0)
         self._running.append(expected)
         return expected
 

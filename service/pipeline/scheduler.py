@@ -409,10 +409,10 @@ class Scheduler:
         if ticket.ended:
             return
         ticket.ended, ticket.error = True, error
-        if waiting := ticket.waiting:
+        if ticket.waiting:
             self._batcher.discard(ticket)
+            self._capacity.release((Slice(ticket, ticket.dispatched, ticket.size),))
             ticket.dispatched = ticket.size
-            self._capacity.release(ticket, waiting)
         if not ticket.running_slices or ticket.request.output_buffer is None:
             self._resolve([ticket])
 

@@ -32,7 +32,7 @@ from turbofno.service.http.shedding import (
 from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline.admission import Admitted
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
-from turbofno.service.pipeline.ticket import Kind, Ticket
+from turbofno.service.pipeline.ticket import Kind, Slice, Ticket
 from turbofno.service.settings import Settings
 
 if TYPE_CHECKING:
@@ -79,8 +79,7 @@ class Service:
 
     def empty(self) -> None:
         for ticket in self._queued:
-            ticket.dispatched = ticket.size
-            self._slots.release(ticket, ticket.size)
+            self._slots.release([Slice(ticket, 0, ticket.size)])
         self._queued.clear()
 
     def count(self, code: int) -> float:

@@ -16,7 +16,7 @@ from turbofno.service.errors import PayloadTooLarge, QueueFull, Unavailable
 from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline.admission import ANYONE, Admission, Admitted, Caller
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
-from turbofno.service.pipeline.ticket import Kind, Ticket
+from turbofno.service.pipeline.ticket import Kind, Slice, Ticket
 from turbofno.service.settings import Settings
 
 SIZES = {"max_body_bytes": 100, "max_json_bytes": 100, "max_inflight_bytes": 250}
@@ -143,8 +143,7 @@ def test_full_queue_refuses_before_the_body_is_read() -> None:
     capacity.reserve(queued)
     with pytest.raises(QueueFull, match="TURBOFNO_MAX_QUEUED_FIELDS"), admit(admission, 1):
         pass
-    queued.dispatched = 1
-    capacity.release(queued, 1)
+    capacity.release([Slice(queued, 0, 1)])
     with admit(admission, 1):
         pass
 
@@ -218,11 +217,9 @@ def test_expected_wait_counts_only_one_batch_of_a_large_request() -> None:
     capacity.reserve(ticket(5))
     assert capacity.wait_seconds("m", 5, 0.0) == pytest.approx(1.5)
     assert capacity.drain_seconds == pytest.approx(40.5)
-    large.dispatched = 393
-    capacity.release(large, 393)
+    capacity.release([Slice(large, 0, 393)])
     assert capacity.wait_seconds("m", 5, 0.0) == pytest.approx(1.2)
-    large.dispatched = 400
-    capacity.release(large, 7)
+    capacity.release([Slice(large, 393, 400)])
     assert capacity.wait_seconds("m", 5, 0.0) == pytest.approx(0.5)
     assert capacity.drain_seconds == 1.0
 
@@ -231,7 +228,7 @@ def test_expected_wait_counts_the_remaining_time_of_running_batches() -> None:
     _, capacity, _ = make()
     capacity.note_batch("m", limit=1000, seconds=1.0)
     for start in (10.0, 10.2):
-        capacity.start_batch("m", 1000, start)
+        capacity.dispatch([Slice(ticket(10), 0, 10)], start, waited=False)
     assert capacity.wait_seconds("m", 5, 10.5) == pytest.approx(1.5)
     capacity.end_batch(10.9)
     assert capacity.wait_seconds("m", 5, 11.0) == pytest.approx(0.9)
