@@ -8,7 +8,7 @@ from turbofno.service.app import create_app
 from turbofno.service.banner import greet
 from turbofno.service.metrics import Metrics
 from turbofno.service.processes.liveness import LivenessPipe
-from turbofno.service.processes.messages import Engines, Heartbeat, Message
+from turbofno.service.processes.messages import Heartbeat
 from turbofno.service.processes.port import bind
 from turbofno.service.processes.remote_engine import RemoteEngine
 from turbofno.service.server import DrainingServer, server_config
@@ -23,12 +23,9 @@ async def run(launch: Launch) -> int:
     settings = launch.settings
     metrics = Metrics(version=VERSION)
     engine = RemoteEngine(launch.identity, settings, metrics)
-
-    def receive(message: Message) -> None:
-        if isinstance(message, Engines):
-            engine.set_engines(message.peers)
-
-    pipe = LivenessPipe(launch, metrics.registry, make_heartbeat=Heartbeat, receive=receive)
+    pipe = LivenessPipe(
+        launch, metrics.registry, make_heartbeat=Heartbeat, on_engines=engine.set_engines
+    )
     try:
         app = create_app(
             settings, engine=engine, metrics=metrics, slots=engine.queue, scrape=pipe.scrape

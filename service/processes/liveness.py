@@ -10,12 +10,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from turbofno.service.errors import Unavailable
 from turbofno.service.processes.channel import Channel
-from turbofno.service.processes.messages import Call, Heartbeat, Message, Returned
+from turbofno.service.processes.messages import Call, Engines, Heartbeat, Message, Returned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from turbofno.service.processes.launch import Launch
+    from turbofno.service.processes.messages import Peer
 
 HEARTBEAT_SECONDS = 0.25
 SCRAPE_SECONDS = 2.0
@@ -30,11 +31,12 @@ class LivenessPipe:
         registry: CollectorRegistry,
         *,
         make_heartbeat: Callable[[], Heartbeat],
-        receive: Callable[[Message], None] = lambda _: None,
+        on_engines: Callable[[Sequence[Peer]], None] = lambda _: None,
     ) -> None:
+        """`on_engines` is called with the live engines whenever they change, for a front end."""
         self._registry = registry
         self._make_heartbeat = make_heartbeat
-        self._receive = receive
+        self._on_engines = on_engines
         self._numbers = itertools.count()
         self._scrapes: dict[int, asyncio.Future[bytes]] = {}
         self._channel = Channel.connect(launch.endpoint, launch.identity, self._on_messages)
@@ -75,5 +77,5 @@ class LivenessPipe:
                     future = self._scrapes.get(message.id)
                     if future is not None and not future.done():
                         future.set_result(message.value)
-                case _:
-                    self._receive(message)
+                case Engines():
+                    self._on_engines(message.peers)
