@@ -356,10 +356,6 @@ class Scheduler:
         if not tickets:
             return
         self._batcher.add(*tickets)
-        self._watch(tickets)
-
-    def _watch(self, tickets: Sequence[Ticket]) -> None:
-        """Wait for the end of tickets that were queued, and for their deadlines."""
         self._live.update(tickets)
         self._deadlines.watch(tickets)
 
@@ -448,7 +444,8 @@ class Scheduler:
                     one.request.deadline = None
             self._capacity.restore(tickets)
             self._batcher.restore(tickets)
-            self._watch(tickets)
+            self._live.update(tickets)
+            self._deadlines.watch(tickets)
             self._schedule_pump()
 
     def _refuse(self, ticket: Ticket, error: ServiceError) -> None:

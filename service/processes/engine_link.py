@@ -97,7 +97,6 @@ class EngineLink:
         While the engine has enough to do, a small one waits for others, at most a millisecond.
         Cancelling drops work not yet started; of joined requests, once all are cancelled. Raises as Engine.predict.
         """
-        self._refuse_if_dead()
         busy = len(self._pending) >= _ENOUGH
         return self._turn.ask(request, patient=busy and request.fields.nbytes <= MOST_BYTES)
 
