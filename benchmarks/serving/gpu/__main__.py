@@ -43,15 +43,20 @@ def _cores(clients: int) -> tuple[set[int], set[int]]:
 def served(
     setup: Setup, questions_file: Path, sizes: list[int], *, concurrency: int, seconds: float
 ) -> Iterator[Row]:
-    """For requests of each size in fields: a closed loop, then an open one at SHARE of its rate."""
+    """For requests of each size in fields: a closed loop, then an open one at SHARE of its rate.
+
+    Connections and concurrent fields are for each engine.
+    """
+    engines = len(setup.devices.split(","))
+    most, concurrency = engines * _MOST_CONNECTIONS, engines * concurrency
     with serve(setup, questions_file) as stack:
         for fields in sizes:
-            connections = min(_MOST_CONNECTIONS, max(setup.clients, concurrency // fields))
+            connections = min(most, max(setup.clients, concurrency // fields))
             best = stack.measure(Phase(fields, connections, seconds))
             yield best
             if best["fields/s"]:
                 rate = SHARE * best["fields/s"] / fields
-                yield stack.measure(Phase(fields, _MOST_CONNECTIONS, seconds, rate))
+                yield stack.measure(Phase(fields, most, seconds, rate))
 
 
 def _setups(checkpoint: Path, arguments: argparse.Namespace, *, whole: bool) -> Iterator[Setup]:
@@ -128,7 +133,10 @@ def main() -> None:
         "--clients", type=int, default=4, help="number of load generators, each on a core"
     )
     parser.add_argument(
-        "--concurrency", type=int, default=1024, help="concurrent fields in a closed loop"
+        "--concurrency",
+        type=int,
+        default=1024,
+        help="concurrent fields of an engine in a closed loop",
     )
     parser.add_argument(
         "--seconds", type=float, default=2.0, help="of a phase, default %(default)s"
