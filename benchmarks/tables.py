@@ -482,9 +482,9 @@ def over_cards(lines: list[Row]) -> list[str]:
         "",
         f"{where['gpu']}, PyTorch {where['torch']}, commit {where['commit']}, {where['at'][:10]}; `python -m",
         "benchmarks.distributed`. float32, one process a card. Efficiency: the time of one card, divided by cards and time;",
-        "that of an FFT of slabs refers to plain PyTorch on one card. Exchange: of the kept modes, or of the field, alone; in",
-        "a network and an FFT it runs beside other work. Rows with a citation are published, of A100 cards. [How it",
-        "works](explanation/slabs.md).",
+        "that of an FFT of slabs refers to plain PyTorch on one card. Exchange: of the kept modes, or of the field, alone; that",
+        "of an FFT runs beside other work, that of a network is part of the product of modes. A call alone also waits for the",
+        "slowest host process. Rows with a citation are published, of A100 cards. [How it works](explanation/slabs.md).",
         "",
         *markdown(
             ["what", "cards", "grid", "ms", "efficiency", "exchange, ms", "GiB a card"],
