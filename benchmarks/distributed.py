@@ -24,7 +24,8 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.gpu.device import in_graph, machine
-from benchmarks.timing import print_table, save
+from benchmarks.page import read
+from benchmarks.timing import RESULTS, print_table, save
 from turbofno_ops import (
     Activate,
     AddMap,
@@ -387,7 +388,12 @@ def main() -> None:
     parser.add_argument(
         "--cards", type=int, nargs="+", help="numbers of cards (default: 1, 2, 4, 8)"
     )
-    parser.add_argument("--only", nargs="+", choices=["networks", "fft", "largest"])
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=["networks", "fft", "largest"],
+        help="the last results of the others are kept",
+    )
     parser.add_argument("--small", action="store_true", help="small grids, to see that it runs")
     parser.add_argument("--commit", help="name of the commit, if the tree is no git checkout")
     parser.add_argument("--fft-points", type=int, help=f"of each axis (default: {FFT_POINTS})")
@@ -423,7 +429,17 @@ def main() -> None:
     print_table("Cut over cards", [{key: row.get(key) for key in columns} for row in rows])
     if on_gpu and not given.small:
         where = asdict(machine(given.commit))
-        print(f"\nwritten to {save('distributed', [{**where, **row} for row in rows])}")
+        found = [{**where, **row} for row in rows]
+        print(
+            f"\nwritten to {save('distributed', found + _others(found) if given.only else found)}"
+        )
+
+
+def _others(found: list[Row]) -> list[Row]:
+    """Rows of the last results that were not measured again."""
+    file, measured = RESULTS / "distributed.jsonl", {row["what"] for row in found}
+    last = read(file)[1:] if file.is_file() else []
+    return [row for row in last if row["what"] not in measured]
 
 
 def _reported(count: int, measure: Measure) -> list[Row]:

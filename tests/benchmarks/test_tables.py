@@ -223,10 +223,10 @@ def test_fields_over_cards(tmp_path: Path) -> None:
     lines = [{"commit": "of the copy that ran"}, *rows]
     (tmp_path / "distributed.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = document(tmp_path)
-    assert "NVIDIA H200, PyTorch 2.11, commit abc" in page
+    assert "NVIDIA H200, PyTorch 2.11, 2026-11-21" in page
     table = page[page.index("| what | cards") :].splitlines()[2:]
     assert table == [
-        "| FFT, A100 (A 2022) | 2 |  | 44 |  |  |  |",
-        "| layer, C32 512^3 m16 | 1 |  | 7.6 | 1 |  | 70 |",
-        "| layer, C32 512^3 m16 | 2 |  | 4 | 0.95 | 0.05 |  |",
+        "| FFT, A100 (A 2022) | 2 |  | 44 |  |  |  |  |",
+        "| layer, C32 512^3 m16 | 1 |  | 7.6 | 1 |  | 70 | abc |",
+        "| layer, C32 512^3 m16 | 2 |  | 4 | 0.95 | 0.05 |  | abc |",
     ]
