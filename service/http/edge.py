@@ -90,7 +90,7 @@ class Edge(HttpToolsProtocol):
                 "retry-after: 1\r\n",
             )
             return
-        self._call_after(self._limits.header_timeout_seconds, self._header_too_slow)
+        self._start_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timers()
@@ -138,7 +138,7 @@ class Edge(HttpToolsProtocol):
         if not self._arriving:
             if self._header_bytes and self._header_too_slow not in self._timers:
                 # A header has begun and not ended.
-                self._call_after(self._limits.header_timeout_seconds, self._header_too_slow)
+                self._start_header_timer()
             if not self._unanswered and not self._header_bytes:
                 self._start_idle_time()
         if self._header_bytes > self._limits.max_header_bytes:
@@ -354,6 +354,9 @@ class Edge(HttpToolsProtocol):
         if waiting.chunked and not waiting.response_started:
             self.transport.write(CONTINUE)
         self._call_after(seconds, self._probe, min(2 * seconds, LONGEST_PROBE_SECONDS))
+
+    def _start_header_timer(self) -> None:
+        self._call_after(self._limits.header_timeout_seconds, self._header_too_slow)
 
     def _start_reader_timer(self) -> None:
         unread = self.transport.get_write_buffer_size()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from turbofno.service.codec import oip_binary
 from turbofno.service.codec.compression import Coding, answer_coding, compress
@@ -27,19 +27,25 @@ _HEADER_NAME = HEADER.lower().encode()
 _COMPRESS_HEAVY = 16 * 1024
 
 
-def _parse(call: Call, given: Mapping[str, Any]) -> tuple[str | None, str | None, Coding | None]:
-    """Length of the JSON before the tensor, not checked yet, None if the whole body is JSON; shape of a raw body; the answer's
-    coding."""
+class Parameters(NamedTuple):
+    header_length: str | None
+    """Length of the JSON before the tensor, not checked yet; None if the whole body is JSON."""
+    raw_shape: str | None
+    coding: Coding | None
+    """Of the answer."""
+
+
+def _parse(call: Call, given: Mapping[str, Any]) -> Parameters:
     length, coding = call.header(_HEADER_NAME), answer_coding(call.header(b"accept-encoding") or "")
     if length is None:
-        return None, given["shape"], coding
+        return Parameters(None, given["shape"], coding)
     if "," in length:
         raise BadRequest(f"{HEADER} is given {length.count(',') + 1} times, expected once")
     length = length.strip()
     # The tensor follows the JSON. An invalid length is refused after reading, when its valid range is known.
     valid = length.isascii() and length.isdigit() and len(length) < 10
     call.aligned_at = int(length) if valid else 0
-    return length, given["shape"], coding
+    return Parameters(length, given["shape"], coding)
 
 
 OPERATIONS: list[Operation] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import distribution
+from importlib.resources import files
 from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
@@ -24,7 +24,7 @@ _FILES = {path.name: path for path in _FOLDER.iterdir() if path.suffix in _TYPES
 PAGE_PATHS = frozenset({"/ui", "/ui/", *(f"/ui/{name}" for name in _FILES)})
 """Open without a key: the page holds no data, and a browser has no key when it asks for it."""
 _DOCUMENTATION = Path(__file__).resolve().parent / "documentation"
-_SWAGGER_UI = Path(str(distribution("fastapi-offline").locate_file("fastapi_offline"))) / "static"
+_SWAGGER_UI = Path(str(files("fastapi_offline"))) / "static"
 _DOCUMENTATION_FILES = {
     "start.js": _DOCUMENTATION / "start.js",
     "swagger-ui-bundle.js": _SWAGGER_UI / "swagger-ui-bundle.js",

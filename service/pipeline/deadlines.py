@@ -28,24 +28,31 @@ class Deadlines:
     def watch(self, tickets: Sequence[Ticket]) -> None:
         """Search when the first of these may expire, or earlier."""
         deadlines = [one.request.deadline for one in tickets if one.request.deadline is not None]
-        if not deadlines:
-            return
-        first = min(deadlines)
-        if self._timer is None or first < self._search_at:
-            self.close()
-            self._search_at = first
-            delay = max(_SHORTEST_SECONDS, first - time.monotonic())
-            self._timer = asyncio.get_running_loop().call_later(delay, self._search)
+        if deadlines:
+            self._plan(min(deadlines))
 
     def close(self) -> None:
         """Search no more."""
         if self._timer is not None:
             self._timer.cancel()
 
+    def _plan(self, when: float) -> None:
+        if self._timer is None or when < self._search_at:
+            self.close()
+            self._search_at = when
+            delay = max(_SHORTEST_SECONDS, when - time.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._search)
+
     def _search(self) -> None:
         now, self._timer = time.monotonic(), None
-        waiting = [one for one in self._live if not (one.dispatched or one.settled)]
-        for ticket in waiting:
-            if ticket.request.deadline is not None and ticket.request.deadline <= now:
+        later = []
+        for ticket in list(self._live):
+            deadline = ticket.request.deadline
+            if deadline is None or ticket.dispatched or ticket.settled:
+                continue
+            if deadline <= now:
                 self._expire(ticket, now)
-        self.watch([one for one in waiting if not one.settled])
+            else:
+                later.append(deadline)
+        if later:
+            self._plan(min(later))

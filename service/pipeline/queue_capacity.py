@@ -108,7 +108,10 @@ class QueueCapacity:
         self._count(tickets[0].kind, sum(sizes), sum([min(size, limit) for size in sizes]))
 
     def release(self, slices: Sequence[Slice]) -> None:
-        """Give back the capacity of slices of one bucket, which are the next of their tickets: they leave the queue."""
+        """Give back the capacity of slices that leave the queue.
+
+        They are of one bucket. Each begins where its ticket is dispatched up to.
+        """
         kind = slices[0].ticket.kind
         limit, fields = self._batch_limit(kind), 0
         levels = self._ahead[kind.bucket.model]

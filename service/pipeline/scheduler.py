@@ -214,22 +214,16 @@ class Scheduler:
                 ticket.result = _empty_result(ticket, now)
         work, finish = partial(start_batch, batch), partial(self._finish_batch, batch)
         gradients = batch[0].ticket.request.vjp is not None
-        here = self._one_core and 0.0 < expected <= SHORT_SECONDS and not gradients
-        self._dispatch(work, finish, here=here)
-        return not here
+        if self._one_core and 0.0 < expected <= SHORT_SECONDS and not gradients:
+            self._run_inline(work, finish)
+            return False
+        self._dispatch(work, finish)
+        return True
 
     def _dispatch(
-        self,
-        work: Callable[[], Callable[[], T]],
-        finish: Callable[[T | BaseException], None],
-        *,
-        here: bool = False,
+        self, work: Callable[[], Callable[[], T]], finish: Callable[[T | BaseException], None]
     ) -> None:
-        """Run work on the device thread, or `here`: then the next starts in a later iteration, after pending I/O."""
         self._in_flight += 1
-        if here:
-            self._worker.run(work, lambda result: self._after(finish, result, self._schedule_pump))
-            return
 
         def done(result: T | BaseException) -> None:
             try:
@@ -238,6 +232,18 @@ class Scheduler:
                 logger.warning("a batch ended after the service had stopped; it is dropped")
 
         self._worker.submit(work, done)
+
+    def _run_inline(
+        self, work: Callable[[], Callable[[], T]], finish: Callable[[T | BaseException], None]
+    ) -> None:
+        """Run a batch on the event loop. The next one starts in a later iteration, after pending I/O."""
+        self._in_flight += 1
+        result: T | BaseException
+        try:
+            result = work()()
+        except Exception as error:
+            result = error
+        self._after(finish, result, self._schedule_pump)
 
     def _after(
         self,
@@ -356,15 +362,21 @@ class Scheduler:
         if not tickets:
             return
         self._batcher.add(*tickets)
+        self._watch(tickets)
+
+    def _watch(self, tickets: Sequence[Ticket]) -> None:
+        """Wait for the end of tickets that were queued, and for their deadlines."""
         self._live.update(tickets)
         self._deadlines.watch(tickets)
 
     def _alone(self, tickets: Sequence[Ticket]) -> list[Ticket]:
         """Tickets for the single requests, without those that nobody wants any more."""
         alone = [one for ticket in tickets for one in ticket.alone()]
-        for one in alone:
-            if one.settled:
-                self._refuse(one, CANCELLED)
+        unwanted = [one for one in alone if one.settled]
+        for ticket in unwanted:
+            ticket.ended, ticket.error = True, CANCELLED
+        if unwanted:
+            self._on_ended(unwanted)
         return [one for one in alone if not one.ended]
 
     def _fitting(self, ticket: Ticket) -> list[Ticket]:
@@ -444,12 +456,11 @@ class Scheduler:
                     one.request.deadline = None
             self._capacity.restore(tickets)
             self._batcher.restore(tickets)
-            self._live.update(tickets)
-            self._deadlines.watch(tickets)
+            self._watch(tickets)
             self._schedule_pump()
 
     def _refuse(self, ticket: Ticket, error: ServiceError) -> None:
-        """End a ticket that was not queued; its error is its outcome, unless that is set."""
+        """Set the error of a ticket that was not queued; its caller may have left."""
         ticket.ended, ticket.error = True, error
         if not ticket.outcome.done():
             ticket.outcome.set_exception(error)

@@ -6,7 +6,6 @@ import queue
 import threading
 import time
 from functools import partial
-from operator import call
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -49,8 +48,6 @@ class Worker:
         self._prepare_thread = prepare_thread
         self._starts: _Tasks = queue.SimpleQueue()
         self._finishes: _Tasks | None = queue.SimpleQueue() if overlap else None
-        self._go_on = call if self._finishes is None else self._finishes.put
-        """Takes what finishes work: runs it at once, or on the other thread."""
         # Daemons: a batch that never ends must not keep the process from exiting.
         self._threads = [
             threading.Thread(target=self._run, args=(tasks,), name=name, daemon=True)
@@ -66,7 +63,7 @@ class Worker:
         self, work: Callable[[], Callable[[], T]], done: Callable[[T | BaseException], None]
     ) -> None:
         """Run `work`, then the function that it returns; call `done` with that one's result, or the error of either."""
-        self._starts.put(partial(self.run, work, done))
+        self._starts.put(partial(self._start, work, done))
 
     def stop(self, *, timeout: float) -> bool:
         """End the threads after all submitted work. False if that takes longer than `timeout` seconds."""
@@ -78,10 +75,9 @@ class Worker:
             thread.join(max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
-    def run(
+    def _start(
         self, work: Callable[[], Callable[[], T]], done: Callable[[T | BaseException], None]
     ) -> None:
-        """As `submit`, but on this thread at once; without overlap to the end."""
         try:
             finish = partial(_finish, work(), done)
         except BaseException as error:
@@ -89,6 +85,12 @@ class Worker:
             self._go_on(partial(done, error))
         else:
             self._go_on(finish)
+
+    def _go_on(self, finish: Callable[[], None]) -> None:
+        if self._finishes is None:
+            finish()
+        else:
+            self._finishes.put(finish)
 
     def _run(self, tasks: _Tasks) -> None:
         self._prepare_thread()

@@ -147,14 +147,17 @@ class Channel:
     def lost(self, connection: _Connection) -> None:
         """Note the end of a connection, of which frames may be left to be handled."""
         self._connections.discard(connection)
-        if connection.identity is not None:
-            self._peers.pop(connection.identity, None)
+        identity = connection.identity
+        if identity is not None and self._peers.get(identity) is connection:
+            del self._peers[identity]
+            connection.was_peer = True
 
     def drained(self, connection: _Connection) -> None:
         """Note that all frames of an ended connection have been handled."""
-        identity, connection.identity = connection.identity, None
-        if identity is not None and not self._closed:
-            self._on_lost(identity)
+        if connection.was_peer and not self._closed:
+            connection.was_peer = False
+            assert connection.identity is not None
+            self._on_lost(connection.identity)
 
     def received(self, connection: _Connection, frame: bytearray) -> None:
         """Decode and handle messages; a peer's first frame is its identity."""
@@ -219,7 +222,7 @@ class _Connection(asyncio.Protocol):
     def __init__(
         self, channel: Channel, connected: socket.socket, identity: bytes | None = None
     ) -> None:
-        """`identity` is the peer's; None until it has sent it, and once all of its frames have been handled."""
+        """`identity` is the peer's; None until it has sent it."""
         self.identity = identity
         self._channel = channel
         self._socket = connected
@@ -227,6 +230,8 @@ class _Connection(asyncio.Protocol):
         self._unsent = b""
         """Frames from before there is a transport."""
         self._arrived = bytearray()
+        self.was_peer = False
+        """True from its end until its last frame has been handled, if it had the identity's messages."""
         self._closed = self._ended = False
         channel._connections.add(self)
         self._loop = asyncio.get_running_loop()

@@ -33,7 +33,7 @@ class LivenessPipe:
         make_heartbeat: Callable[[], Heartbeat],
         on_engines: Callable[[Sequence[Peer]], None] = lambda _: None,
     ) -> None:
-        """`on_engines` is called with the live engines whenever they change, for a front end."""
+        """`on_engines` is called with the live engines when they change or a front end starts, for a front end."""
         self._registry = registry
         self._make_heartbeat = make_heartbeat
         self._on_engines = on_engines

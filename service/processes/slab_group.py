@@ -299,10 +299,15 @@ class SlabGroup:
 
     def _send(self, *commands: Command) -> None:
         with self._sending:
-            notes = [self._notes.popleft() for _ in range(len(self._notes))]
-            for data in map(self._encoder.encode, (*notes, *commands)):
-                for rank in self._ranks:
-                    rank.connection.send_bytes(data)
+            while self._notes:
+                self._send_one(self._notes.popleft())
+            for command in commands:
+                self._send_one(command)
+
+    def _send_one(self, command: Command) -> None:
+        data = self._encoder.encode(command)
+        for rank in self._ranks:
+            rank.connection.send_bytes(data)
 
     def _unmap(self, number: int) -> None:
         del self._addresses[number]

@@ -81,7 +81,7 @@ class Supervisor:
     ) -> None:
         """`engines` and `frontends` have settings for each child; `settings` are those of the service.
 
-        `on_engines` is called with the live engines whenever they change, for a front end in this process.
+        `on_engines` is called with the live engines when they change or a front end starts, for a front end in this process.
         """
         self._settings = settings
         self._endpoint = new_endpoint()
@@ -257,7 +257,7 @@ class Supervisor:
             self._send_engines()
 
     def _send_engines(self) -> None:
-        """Tell all front ends which engines live."""
+        """Tell all front ends which engines live, also where nothing has changed for them."""
         peers = tuple(
             messages.Peer(engine.launch.identity, engine.heartbeat.endpoint)
             for engine in self._running("engine", up=True)
