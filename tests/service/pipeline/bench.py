@@ -144,11 +144,17 @@ def on_bench(**settings: Any) -> Callable[..., Callable[[], None]]:
 
 def block(bench: Bench, *values: float, **options: Any) -> list[Ticket]:
     """Tickets of one field each, submitted together."""
+    tickets = unsubmitted(bench, *values, **options)
+    bench.scheduler.submit(tickets)
+    return tickets
+
+
+def unsubmitted(bench: Bench, *values: float, **options: Any) -> list[Ticket]:
+    """Tickets of one field each."""
     loop, kinds = asyncio.get_running_loop(), {}
     tickets = []
     for value in values:
         asked = request(value, **options)
         kind = kinds.setdefault(asked.priority, Kind.of(bench.model, asked))
         tickets.append(Ticket(kind, asked, time.monotonic(), loop.create_future(), 1))
-    bench.scheduler.submit(tickets)
     return tickets

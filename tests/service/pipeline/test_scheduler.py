@@ -18,6 +18,7 @@ from tests.service.pipeline.bench import (
     block,
     fields,
     on_bench,
+    unsubmitted,
 )
 from turbofno.service.engine.interface import PredictResult
 from turbofno.service.errors import (
@@ -194,6 +195,20 @@ def test_close_finishes_what_was_accepted() -> None:
         assert (await second).fields[0, 0, 0] == 6.0
         with pytest.raises(Unavailable):
             await bench.submit(1.0)
+
+    asyncio.run(main())
+
+
+def test_a_caller_who_left_does_not_keep_the_others_of_a_block_from_their_refusal() -> None:
+    async def main() -> None:
+        bench = Bench()
+        bench.scheduler.start()
+        await bench.scheduler.close(within=5)
+        tickets = unsubmitted(bench, 1.0, 2.0, 3.0)
+        tickets[1].outcome.cancel()
+        bench.scheduler.submit(tickets)
+        for one in (tickets[0], tickets[2]):
+            assert isinstance(one.outcome.exception(), Unavailable)
 
     asyncio.run(main())
 
