@@ -21,6 +21,7 @@ from turbofno.service.http.problems import no_route, not_allowed
 from turbofno.service.version import VERSION
 
 _NOT_PASSED_ON = {b"content-length", b"range", b"accept-ranges"}
+_VALIDATION_SCHEMAS = ("HTTPValidationError", "ValidationError")
 
 
 class FastAPIApp(FastAPI):
@@ -59,12 +60,12 @@ class FastAPIApp(FastAPI):
             document = super().openapi()
             schemas = document["components"]["schemas"]
             schemas |= SCHEMAS
-            for name in ("HTTPValidationError", "ValidationError"):
+            for name in _VALIDATION_SCHEMAS:
                 schemas.pop(name, None)
             for path in document["paths"].values():
                 for operation in path.values():
-                    # None of FastAPI's routes has another 422.
-                    operation["responses"].pop("422", None)
+                    if _VALIDATION_SCHEMAS[0] in str(operation["responses"].get("422")):
+                        del operation["responses"]["422"]
             document["paths"] = documented() | document["paths"]
         return super().openapi()
 

@@ -231,7 +231,7 @@ def _place(
     ticket = part.ticket
     request, result = ticket.request, ticket.result
     assert result is not None
-    if request.output_buffer is None and part.stop - part.start == ticket.size:
+    if request.output_buffer is None and part.whole:
         # A copy by numpy or torch would release the interpreter lock, and wait to get it back.
         result.fields = np.ndarray(rows.shape, np.float32, rows.tobytes()) if copy else rows
         return

@@ -110,7 +110,7 @@ class QueueCapacity:
     def release(self, slices: Sequence[Slice]) -> None:
         """Give back the capacity of slices that leave the queue.
 
-        They are of one bucket. Each begins where its ticket is dispatched up to.
+        They are of one bucket. The fields of their tickets before them have left it already.
         """
         kind = slices[0].ticket.kind
         limit, fields = self._batch_limit(kind), 0

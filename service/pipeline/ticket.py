@@ -162,7 +162,10 @@ class Slice(NamedTuple):
     start: int
     stop: int
 
+    @property
+    def whole(self) -> bool:
+        return self.stop - self.start == self.ticket.size
+
     def of(self, array: Fields) -> Fields:
         """The slice's part of an array with an entry for each field of the ticket."""
-        ticket, start, stop = self
-        return array if stop - start == ticket.size else array[start:stop]
+        return array if self.whole else array[self.start : self.stop]

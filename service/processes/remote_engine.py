@@ -67,8 +67,8 @@ class RemoteEngine:
         self._identity = identity
         self._engines = len(settings.devices or (settings.device,))
         """Their number when all are up."""
-        # A small part of a batch, since large requests, which stay whole, leave batches unfilled.
         self._most_joined = max(1, settings.max_batch_size // 4)
+        """Fields of joined requests: a small part of a batch, since a large request stays whole and leaves batches unfilled."""
         self.memory = memory = SlotMemory(settings.shared_memory_bytes)
         metrics.shared_memory.set_function(lambda: memory.used_bytes)
         self.queue = EngineQueue(settings, metrics)
