@@ -38,9 +38,9 @@ logger = logging.getLogger(__name__)
 FLUSH_SECONDS = 2
 """Time for clients to read the responses that are ready when the drain ends."""
 
-SWITCH_SECONDS = 0.0005
-"""Thread switch interval. The device thread releases the GIL at each torch call and, while the event loop is busy, gets
-it back only after this time; Python's default of 5 ms is longer than a small model takes."""
+SWITCH_SECONDS = 0.00005
+"""Thread switch interval. The device thread releases the GIL at each torch call, some twenty times a batch, and while the event
+loop is busy gets it back only after this time each. Python's default of 5 ms is longer than a small model takes."""
 YOUNG_OBJECTS = 10_000
 """Threshold of the youngest garbage collection. Requests leave no cycles, and a few dozen concurrent ones exceed
 Python's default of 700."""
