@@ -19,7 +19,7 @@ from turbofno.service.errors import InferenceFailed, InvalidField, ServiceError,
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from turbofno.service.engine.runnable import ModelOutput, Runnable
+    from turbofno.service.engine.runnable import Execution, ModelOutput, Runnable
     from turbofno.service.pipeline.ticket import Slice, Ticket
 
     Parts = list[tuple[int, Slice]]
@@ -34,14 +34,15 @@ class BatchReport:
 
     slices: Sequence[Slice]
     started: float = field(default_factory=time.monotonic)
-    """Time at which the device thread started the batch."""
+    """Time at which the batch was started."""
     start_seconds: float = 0.0
-    """Time on the device thread. On a CPU, and after a split, this includes the computation."""
+    """Time that the start took. On a CPU, and after a split, this includes the computation."""
     gather_seconds: float = 0.0
     compute_seconds: float = 0.0
     scatter_seconds: float = 0.0
     backend: str = ""
     precision: str = "fp32"
+    execution: Execution = "none"
     splits: int = 0
     """Number of splits because memory ran out."""
     largest_run: int = 0
@@ -76,7 +77,7 @@ def start_batch(slices: Sequence[Slice]) -> Callable[[], BatchReport]:
 
 
 class _Batch:
-    """`start` is for the device thread. The function that it returns may run on another: it distributes the outputs."""
+    """The function that `start` returns may run on another thread: it distributes the outputs."""
 
     def __init__(self, slices: Sequence[Slice]) -> None:
         self._report = BatchReport(slices)
@@ -166,7 +167,7 @@ class _Batch:
         report = self._report
         report.gather_seconds += output.gather_seconds
         report.compute_seconds += output.compute_seconds
-        report.backend, report.precision, *_ = output.ran
+        report.backend, report.precision, report.execution, _ = output.ran
         report.largest_run = max(report.largest_run, _size(parts))
         # NaN and infinity propagate through a sum: check fields only if it is not finite (it may also overflow).
         total = output.total

@@ -21,7 +21,7 @@ from turbofno.service.pipeline.batch import BatchReport, start_batch
 from turbofno.service.pipeline.batcher import Batcher, Policy
 from turbofno.service.pipeline.deadlines import Deadlines
 from turbofno.service.pipeline.memory_limits import MemoryLimits
-from turbofno.service.pipeline.ticket import CANCELLED, Slice, Ticket, by_kind
+from turbofno.service.pipeline.ticket import CANCELLED, Bucket, Slice, Ticket, by_kind
 from turbofno.service.pipeline.worker import Worker
 from turbofno.service.settings import Settings, env_name
 from turbofno.service.system import cores
@@ -39,6 +39,11 @@ T = TypeVar("T")
 SHORT_SECONDS = 0.01
 """On a single core, a batch expected to take no longer runs on the event loop: another thread would use the same core
 and add thread switches."""
+SHORT_START_SECONDS = 0.005
+"""On a GPU, a batch starts on the event loop if starting one like it took no longer: another thread would wait for the
+interpreter lock at each of its calls."""
+_MOST_GROUPS = 4096
+"""Most groups of batches whose starts are known to be short."""
 STOP_SECONDS = 1.0
 """Seconds that the device threads may take to end once idle."""
 
@@ -62,7 +67,7 @@ class Scheduler:
         on_batch: Callable[[BatchReport], None] = lambda _: None,
         on_ended: Callable[[list[Ticket]], None] = lambda _: None,
     ) -> None:
-        """`max_in_flight` batches may be on the device at once; `prepare_thread` runs on each device thread.
+        """`max_in_flight` batches may be on the device at once; `prepare_thread` runs on each thread that starts batches.
 
         `on_batch` is called after each batch; `on_ended` once for each ticket, after its outcome was set. Those who wait for
         the outcomes run before both.
@@ -79,6 +84,9 @@ class Scheduler:
         self._worker = Worker(overlap=max_in_flight > 1, prepare_thread=prepare_thread)
         self._max_in_flight = max_in_flight
         self._one_core = max_in_flight == 1 and cores() == 1
+        self._prepare_thread = prepare_thread
+        self._short_starts: set[tuple[Bucket, int]] = set()
+        """Bucket and power of two of the size of batches whose last start was short; a CUDA graph is for such a group."""
         self._in_flight = 0
         self._jobs: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._job_is_next = True
@@ -97,6 +105,8 @@ class Scheduler:
     def start(self) -> None:
         """Start the device threads."""
         self._loop = asyncio.get_running_loop()
+        if self._max_in_flight > 1:
+            self._prepare_thread()
         self._worker.start()
 
     @property
@@ -217,11 +227,15 @@ class Scheduler:
         if self._one_core and 0.0 < expected <= SHORT_SECONDS and not gradients:
             self._run_inline(work, finish)
             return False
-        self._dispatch(work, finish)
+        self._dispatch(work, finish, here=_group(batch) in self._short_starts)
         return True
 
     def _dispatch(
-        self, work: Callable[[], Callable[[], T]], finish: Callable[[T | BaseException], None]
+        self,
+        work: Callable[[], Callable[[], T]],
+        finish: Callable[[T | BaseException], None],
+        *,
+        here: bool = False,
     ) -> None:
         self._in_flight += 1
 
@@ -231,7 +245,8 @@ class Scheduler:
             except RuntimeError:
                 logger.warning("a batch ended after the service had stopped; it is dropped")
 
-        self._worker.submit(work, done)
+        submit = self._worker.submit_here if here else self._worker.submit
+        submit(work, done)
 
     def _run_inline(
         self, work: Callable[[], Callable[[], T]], finish: Callable[[T | BaseException], None]
@@ -302,12 +317,26 @@ class Scheduler:
         self._resolve(ended)
         if isinstance(result, BaseException):
             return
+        if self._max_in_flight > 1:
+            self._note_start(result)
         self._record(result, sum([ticket.size for ticket in ended if ticket.error is None]))
         if result.splits:
             self._memory_limits.lower(batch[0].ticket.kind.bucket, result)
         for error in result.errors.values():
             if isinstance(error, DeviceLost):
                 self._lose_device(error.message)
+
+    def _note_start(self, report: BatchReport) -> None:
+        """Note whether a batch like this one may start on the event loop."""
+        group = _group(report.slices)
+        gradients = group[0].vjp is not None
+        # The start of fields that are cut over several devices waits for these.
+        if report.start_seconds > SHORT_START_SECONDS or gradients or report.execution == "slabs":
+            self._short_starts.discard(group)
+        else:
+            if len(self._short_starts) == _MOST_GROUPS:
+                self._short_starts.clear()
+            self._short_starts.add(group)
 
     def _record(self, report: BatchReport, answered: int) -> None:
         """Count a batch and the fields of the tickets that it completed."""
@@ -465,6 +494,12 @@ class Scheduler:
         if not ticket.outcome.done():
             ticket.outcome.set_exception(error)
         self._on_ended([ticket])
+
+
+def _group(batch: Sequence[Slice]) -> tuple[Bucket, int]:
+    """The batches that start like this one: those of its bucket and of the power of two of its size."""
+    size = sum([stop - start for _, start, stop in batch])
+    return batch[0].ticket.kind.bucket, (size - 1).bit_length()
 
 
 def _job(work: Callable[[], T]) -> Callable[[], T]:

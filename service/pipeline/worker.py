@@ -1,4 +1,4 @@
-"""The device threads: one starts work, another waits for its end, in order."""
+"""The device threads: one starts work, unless the event loop does; another waits for its end, in order."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Worker:
     """Starts work on one thread and finishes it, in the same order, on another.
 
     So the next batch starts while the device still runs the last. Without `overlap`, work is finished on the thread
-    that started it, before the next starts.
+    that started it, before the next starts. All methods are for one thread, that of the event loop.
     """
 
     def __init__(
@@ -47,6 +47,8 @@ class Worker:
         """`prepare_thread` is called once on each thread, for torch's per-thread settings such as the device."""
         self._prepare_thread = prepare_thread
         self._starts: _Tasks = queue.SimpleQueue()
+        self._submitted = self._started = 0
+        """Work given to the first thread, and work that it has started."""
         self._finishes: _Tasks | None = queue.SimpleQueue() if overlap else None
         # Daemons: a batch that never ends must not keep the process from exiting.
         self._threads = [
@@ -63,7 +65,17 @@ class Worker:
         self, work: Callable[[], Callable[[], T]], done: Callable[[T | BaseException], None]
     ) -> None:
         """Run `work`, then the function that it returns; call `done` with that one's result, or the error of either."""
-        self._starts.put(partial(self._start, work, done))
+        self._submitted += 1
+        self._starts.put(partial(self._start_there, work, done))
+
+    def submit_here(
+        self, work: Callable[[], Callable[[], T]], done: Callable[[T | BaseException], None]
+    ) -> None:
+        """As `submit`, with overlap; `work` runs here and now, unless other work is still to be started before it."""
+        if self._started == self._submitted:
+            self._start(work, done)
+        else:
+            self.submit(work, done)
 
     def stop(self, *, timeout: float) -> bool:
         """End the threads after all submitted work. False if that takes longer than `timeout` seconds."""
@@ -74,6 +86,13 @@ class Worker:
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
+
+    def _start_there(
+        self, work: Callable[[], Callable[[], T]], done: Callable[[T | BaseException], None]
+    ) -> None:
+        self._start(work, done)
+        # Behind it, so that work started elsewhere is finished after this.
+        self._started += 1
 
     def _start(
         self, work: Callable[[], Callable[[], T]], done: Callable[[T | BaseException], None]

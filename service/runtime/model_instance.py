@@ -40,7 +40,10 @@ WARM_UP_SECONDS = 10.0
 
 
 class ModelInstance:
-    """A model ready to run. `start`, `free_memory` and the steps of `warm_up` are for the device thread only."""
+    """A model ready to run. `start`, `free_memory` and the steps of `warm_up` are for the device thread.
+
+    The event loop may call `start` while the device thread has nothing to start.
+    """
 
     def __init__(
         self,

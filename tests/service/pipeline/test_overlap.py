@@ -122,7 +122,8 @@ def test_a_full_batch_starts_before_the_one_ahead_has_ended() -> None:
                 np.testing.assert_array_equal(result.fields[:, 0, 0], expected)
                 assert (result.precision, result.compute_seconds) == ("tf32", 0.5)
             assert device.log[-2:] == ["end 1", "end 2"]
-            assert device.threads == {"turbofno-device", "turbofno-device-out"}
+            # A start like one before is on the event loop (test_short_starts.py).
+            assert device.threads == {"MainThread", "turbofno-device", "turbofno-device-out"}
 
     asyncio.run(main())
 
