@@ -47,7 +47,7 @@ def served(
 
     Connections and concurrent fields are for each engine.
     """
-    engines = len(setup.devices.split(","))
+    engines = _engines(setup.devices)
     most, concurrency = engines * _MOST_CONNECTIONS, engines * concurrency
     with serve(setup, questions_file) as stack:
         for fields in sizes:
@@ -72,8 +72,12 @@ def _setups(checkpoint: Path, arguments: argparse.Namespace, *, whole: bool) -> 
             *((devices, most, other) for other in others),
         ]
     cores = _cores(arguments.clients)
-    for setup in wanted:
-        yield Setup(checkpoint, *setup, cores, arguments.clients)
+    for on, frontends, max_batch in wanted:
+        yield Setup(checkpoint, on, frontends * _engines(on), max_batch, cores, arguments.clients)
+
+
+def _engines(devices: str) -> int:
+    return len(devices.split(","))
 
 
 def _measured(
@@ -124,7 +128,9 @@ def main() -> None:
         default=[WIDE, HEAVY],
         help="the first with all setups, others with the most front ends only; default %(default)s",
     )
-    parser.add_argument("--frontends", nargs="+", type=int, default=[1, 4, 8])
+    parser.add_argument(
+        "--frontends", nargs="+", type=int, default=[1, 4, 8], help="for each engine"
+    )
     parser.add_argument("--max-batch", nargs="+", type=int, default=[128, 64])
     parser.add_argument(
         "--fields", nargs="+", type=int, default=[1, 16], help="fields in a request"
