@@ -92,10 +92,7 @@ class _Model(Protocol):
 
 
 class Runnable(_Model, Protocol):
-    """A loaded model for predictions. For the device thread, except names and `gradient_bytes`.
-
-    The event loop may start a batch while the device thread has nothing to start.
-    """
+    """A loaded model for predictions. For the device thread, except names and `gradient_bytes`."""
 
     def start(
         self, parts: Sequence[Fields], output_buffers: Sequence[Fields] = ()

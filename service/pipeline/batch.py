@@ -37,6 +37,8 @@ class BatchReport:
     """Time at which the batch was started."""
     start_seconds: float = 0.0
     """Time that the start took. On a CPU, and after a split, this includes the computation."""
+    start_cpu_seconds: float = 0.0
+    """CPU time of it, without waits for the interpreter lock."""
     gather_seconds: float = 0.0
     compute_seconds: float = 0.0
     scatter_seconds: float = 0.0
@@ -84,13 +86,14 @@ class _Batch:
         self._runs: list[tuple[Parts, Callable[[], ModelOutput]]] = []
 
     def start(self) -> Callable[[], BatchReport]:
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.thread_time()
         parts = list(enumerate(self._report.slices))
         try:
             self._runs.append((parts, self._start(parts)))
         except Exception as error:
             self._run_in_pieces(parts, error)
         self._report.start_seconds = time.perf_counter() - started
+        self._report.start_cpu_seconds = time.thread_time() - cpu_started
         return self._finish
 
     def _start(self, parts: Parts) -> Callable[[], ModelOutput]:

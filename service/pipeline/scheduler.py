@@ -40,7 +40,7 @@ SHORT_SECONDS = 0.01
 """On a single core, a batch expected to take no longer runs on the event loop: another thread would use the same core
 and add thread switches."""
 SHORT_START_SECONDS = 0.005
-"""On a GPU, a batch starts on the event loop if starting one like it took no longer: another thread would wait for the
+"""On a GPU, a batch starts on the event loop if starting one like it took no more CPU time: another thread would wait for the
 interpreter lock at each of its calls."""
 _MOST_GROUPS = 4096
 """Most groups of batches whose starts are known to be short."""
@@ -329,9 +329,10 @@ class Scheduler:
     def _note_start(self, report: BatchReport) -> None:
         """Note whether a batch like this one may start on the event loop."""
         group = _group(report.slices)
+        # Those wait for the device: of pieces, and of fields that are cut over several devices.
+        waits = report.splits or report.errors or report.execution == "slabs"
         gradients = group[0].vjp is not None
-        # The start of fields that are cut over several devices waits for these.
-        if report.start_seconds > SHORT_START_SECONDS or gradients or report.execution == "slabs":
+        if waits or gradients or report.start_cpu_seconds > SHORT_START_SECONDS:
             self._short_starts.discard(group)
         else:
             if len(self._short_starts) == _MOST_GROUPS:

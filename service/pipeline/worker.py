@@ -1,4 +1,7 @@
-"""The device threads: one starts work, unless the event loop does; another waits for its end, in order."""
+"""The device threads: one starts work, another waits for its end, in order.
+
+The event loop's thread may start work in place of the first, never at the same time: then it is the device thread.
+"""
 
 from __future__ import annotations
 

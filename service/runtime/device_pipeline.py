@@ -2,13 +2,12 @@
 
 On a GPU four streams overlap: while the network runs on batch n, batch n+1 is copied in, batch n-1 is judged and copied
 out. The trust signals are many small kernels, which leave most of a GPU to the network.
-`start` gathers the fields of n+1 into pinned memory. The wait that it returns, on another thread, gives the output of
-n-1 in pinned memory, until it is released. Arrays in page-locked shared memory are not staged: the GPU reads and writes
-them itself (zero-copy).
+`start`, on the device thread, gathers the fields of n+1 into pinned memory. The wait that it returns, on another
+thread, gives the output of n-1 in pinned memory, until it is released. Arrays in page-locked shared memory are not
+staged: the GPU reads and writes them itself (zero-copy).
 
-Python overhead is costly while an event loop is busy: on another thread, every call that releases the interpreter lock
-waits to get it back. So all fields are copied or gathered by one call, streams are switched without querying the
-current one, and short starts run on the event loop (pipeline/scheduler.py).
+Python overhead is costly while an event loop is busy: every call that releases the interpreter lock waits to get it
+back. So all fields are copied or gathered by one call, and streams are switched without querying the current one.
 
     copy_in   | in n+1 |                    each arrow is an event:
     network       | network n |             in n -> network n -> signals n and out n -> the wait of n
@@ -128,7 +127,7 @@ def gather(parts: Sequence[Fields]) -> Fields:
 
 
 class DevicePipeline:
-    """Runs batches on a CUDA device. `start` is for one thread at a time; the waits may be called on another."""
+    """Runs batches on a CUDA device. `start` is for one thread; the waits may be called on another."""
 
     max_in_flight = IN_FLIGHT
 

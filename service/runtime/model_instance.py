@@ -40,10 +40,7 @@ WARM_UP_SECONDS = 10.0
 
 
 class ModelInstance:
-    """A model ready to run. `start`, `free_memory` and the steps of `warm_up` are for the device thread.
-
-    The event loop may call `start` while the device thread has nothing to start.
-    """
+    """A model ready to run. `start`, `free_memory` and the steps of `warm_up` are for the device thread only."""
 
     def __init__(
         self,

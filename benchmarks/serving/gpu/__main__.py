@@ -24,7 +24,7 @@ Row = dict[str, Any]
 SIDE = 128
 SHARE = 0.7
 """Rate of the open loop, as a share of the closed loop before it."""
-_MOST_CONNECTIONS = 512
+_MOST_CONNECTIONS = 1024
 _SHOWN = (
     "devices", "frontends", "max batch", "load", "fields a request", "connections", "fields/s",
     "p50 ms", "p99 ms", "mean batch", "device s", "late ms",
