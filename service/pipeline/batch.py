@@ -33,12 +33,12 @@ class BatchReport:
     """The result of a batch: an error for each failed slice, and timings. The outputs are in the tickets."""
 
     slices: Sequence[Slice]
-    started: float = field(default_factory=time.monotonic)
-    """Time at which the batch was started."""
+    started: float = 0.0
+    """Time at which the batch was started, on the `time.monotonic` clock."""
     start_seconds: float = 0.0
     """Time that the start took. On a CPU, and after a split, this includes the computation."""
     start_cpu_seconds: float = 0.0
-    """CPU time of it, without waits for the interpreter lock."""
+    """CPU time that the start of the whole batch took: without waits for the interpreter lock."""
     gather_seconds: float = 0.0
     compute_seconds: float = 0.0
     scatter_seconds: float = 0.0
@@ -65,35 +65,52 @@ class BatchReport:
 
     @property
     def device_seconds(self) -> float:
-        """Device time used by the batch, including failed and repeated runs: these block the device thread."""
+        """Device time used by the batch, including failed and repeated runs: nothing else starts meanwhile."""
         return max(self.start_seconds, self.compute_seconds)
 
 
 def start_batch(slices: Sequence[Slice]) -> Callable[[], BatchReport]:
-    """Start slices of one bucket as one batch. Returns a function that waits for the outputs and distributes them.
-
-    If memory runs out, the batch runs in halves, down to single fields. If the model fails, it runs in halves down to
-    single slices, so that only the failing request gets an error. Each piece finishes before the next one starts.
-    """
-    return _Batch(slices).start()
+    """Start slices of one bucket as one batch; see `Batch.start`."""
+    return Batch(slices).start()
 
 
-class _Batch:
-    """The function that `start` returns may run on another thread: it distributes the outputs."""
+class Batch:
+    """Slices of one bucket, to be started once."""
 
     def __init__(self, slices: Sequence[Slice]) -> None:
         self._report = BatchReport(slices)
         self._runs: list[tuple[Parts, Callable[[], ModelOutput]]] = []
+        self._parts: Parts = list(enumerate(slices))
+        self._error: Exception | None = None
+        """Why the slices could not start together."""
 
     def start(self) -> Callable[[], BatchReport]:
+        """Returns a function that waits for the outputs and distributes them, on any thread.
+
+        If memory runs out, the batch runs in halves, down to single fields. If the model fails, it runs in halves down to
+        single slices, so that only the failing request gets an error. Each piece finishes before the next one starts.
+        """
+        if self._error is None and (finish := self.start_whole()) is not None:
+            return finish
+        error, self._error = self._error, None
+        assert error is not None
+        started = time.perf_counter()
+        self._run_in_pieces(self._parts, error)
+        self._report.start_seconds += time.perf_counter() - started
+        return self._finish
+
+    def start_whole(self) -> Callable[[], BatchReport] | None:
+        """As `start`, but returns None if the slices cannot run together: `start` then runs the pieces, and waits for them."""
+        self._report.started = time.monotonic()
         started, cpu_started = time.perf_counter(), time.thread_time()
-        parts = list(enumerate(self._report.slices))
         try:
-            self._runs.append((parts, self._start(parts)))
+            self._runs.append((self._parts, self._start(self._parts)))
         except Exception as error:
-            self._run_in_pieces(parts, error)
-        self._report.start_seconds = time.perf_counter() - started
-        self._report.start_cpu_seconds = time.thread_time() - cpu_started
+            self._error = error
+            return None
+        finally:
+            self._report.start_seconds = time.perf_counter() - started
+            self._report.start_cpu_seconds = time.thread_time() - cpu_started
         return self._finish
 
     def _start(self, parts: Parts) -> Callable[[], ModelOutput]:

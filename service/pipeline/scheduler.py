@@ -17,7 +17,7 @@ from turbofno.service.errors import (
     ServiceError,
     Unavailable,
 )
-from turbofno.service.pipeline.batch import BatchReport, start_batch
+from turbofno.service.pipeline.batch import Batch, BatchReport
 from turbofno.service.pipeline.batcher import Batcher, Policy
 from turbofno.service.pipeline.deadlines import Deadlines
 from turbofno.service.pipeline.memory_limits import MemoryLimits
@@ -42,7 +42,9 @@ and add thread switches."""
 SHORT_START_SECONDS = 0.005
 """On a GPU, a batch starts on the event loop if starting one like it took no more CPU time: another thread would wait for the
 interpreter lock at each of its calls."""
-_MOST_GROUPS = 4096
+LONG_SECONDS = 0.05
+"""What takes longer than this, with waits, never starts on the event loop."""
+_MOST_GROUPS = 256
 """Most groups of batches whose starts are known to be short."""
 STOP_SECONDS = 1.0
 """Seconds that the device threads may take to end once idle."""
@@ -86,7 +88,7 @@ class Scheduler:
         self._one_core = max_in_flight == 1 and cores() == 1
         self._prepare_thread = prepare_thread
         self._short_starts: set[tuple[Bucket, int]] = set()
-        """Bucket and power of two of the size of batches whose last start was short; a CUDA graph is for such a group."""
+        """Bucket and power of two of the size of batches whose last start was short: mostly, a CUDA graph is there for them."""
         self._in_flight = 0
         self._jobs: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._job_is_next = True
@@ -216,27 +218,30 @@ class Scheduler:
         return True
 
     def _start(self, batch: tuple[Slice, ...], now: float, *, waited: bool = True) -> bool:
-        """Start a batch. False if it ran on the event loop, which should go on with other things before the next."""
+        """Start a batch. False if the event loop started it, which should go on with other things before the next."""
         expected = self._capacity.dispatch(batch, now, waited=waited)
         for ticket, *_ in batch:
             ticket.running_slices += 1
             if ticket.result is None:
                 ticket.result = _empty_result(ticket, now)
-        work, finish = partial(start_batch, batch), partial(self._finish_batch, batch)
+        run, finish = Batch(batch), partial(self._finish_batch, batch)
         gradients = batch[0].ticket.request.vjp is not None
         if self._one_core and 0.0 < expected <= SHORT_SECONDS and not gradients:
-            self._run_inline(work, finish)
+            self._run_inline(run.start, finish)
             return False
-        self._dispatch(work, finish, here=_group(batch) in self._short_starts)
-        return True
+        short = _group(batch) in self._short_starts
+        self._dispatch(run.start, finish, run.start_whole if short else None)
+        if short:
+            self._schedule_pump()
+        return not short
 
     def _dispatch(
         self,
         work: Callable[[], Callable[[], T]],
         finish: Callable[[T | BaseException], None],
-        *,
-        here: bool = False,
+        attempt: Callable[[], Callable[[], T] | None] | None = None,
     ) -> None:
+        """Have `work` started on the device thread, or by `attempt` on the event loop."""
         self._in_flight += 1
 
         def done(result: T | BaseException) -> None:
@@ -245,8 +250,10 @@ class Scheduler:
             except RuntimeError:
                 logger.warning("a batch ended after the service had stopped; it is dropped")
 
-        submit = self._worker.submit_here if here else self._worker.submit
-        submit(work, done)
+        if attempt is None:
+            self._worker.submit(work, done)
+        else:
+            self._worker.submit_here(attempt, work, done)
 
     def _run_inline(
         self, work: Callable[[], Callable[[], T]], finish: Callable[[T | BaseException], None]
@@ -272,9 +279,12 @@ class Scheduler:
             finish(result)
         finally:
             if self._live or self._jobs:
-                go_on()
+                # While the device has other work, answers are sent before the next start.
+                (self._schedule_pump if self._in_flight else go_on)()
 
     def _finish_job(self, future: asyncio.Future[T], result: T | BaseException) -> None:
+        # It may have freed models, or captured graphs that evicted others.
+        self._short_starts.clear()
         if isinstance(result, DeviceLost):
             self._lose_device(result.message)
         if future.done():
@@ -328,16 +338,18 @@ class Scheduler:
 
     def _note_start(self, report: BatchReport) -> None:
         """Note whether a batch like this one may start on the event loop."""
-        group = _group(report.slices)
-        # Those wait for the device: of pieces, and of fields that are cut over several devices.
-        waits = report.splits or report.errors or report.execution == "slabs"
-        gradients = group[0].vjp is not None
-        if waits or gradients or report.start_cpu_seconds > SHORT_START_SECONDS:
-            self._short_starts.discard(group)
-        else:
-            if len(self._short_starts) == _MOST_GROUPS:
-                self._short_starts.clear()
-            self._short_starts.add(group)
+        group, known = _group(report.slices), self._short_starts
+        if report.largest_run < report.size:
+            # Memory ran out, and the graphs of all models were freed; or the model failed.
+            known.clear()
+        elif report.start_cpu_seconds > SHORT_START_SECONDS or report.start_seconds > LONG_SECONDS:
+            # A graph that was captured may have evicted others of this model.
+            known.difference_update([one for one in known if one[0].runnable == group[0].runnable])
+        elif group[0].vjp is None and report.execution != "slabs":
+            # Those wait for the device.
+            if len(known) == _MOST_GROUPS:
+                known.clear()
+            known.add(group)
 
     def _record(self, report: BatchReport, answered: int) -> None:
         """Count a batch and the fields of the tickets that it completed."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -41,7 +42,7 @@ class Worker:
     """Starts work on one thread and finishes it, in the same order, on another.
 
     So the next batch starts while the device still runs the last. Without `overlap`, work is finished on the thread
-    that started it, before the next starts. All methods are for one thread, that of the event loop.
+    that started it, before the next starts. All methods but `stop` are for one thread, that of the event loop.
     """
 
     def __init__(
@@ -72,13 +73,22 @@ class Worker:
         self._starts.put(partial(self._start_there, work, done))
 
     def submit_here(
-        self, work: Callable[[], Callable[[], T]], done: Callable[[T | BaseException], None]
+        self,
+        attempt: Callable[[], Callable[[], T] | None],
+        work: Callable[[], Callable[[], T]],
+        done: Callable[[T | BaseException], None],
     ) -> None:
-        """As `submit`, with overlap; `work` runs here and now, unless other work is still to be started before it."""
+        """As `submit`, with overlap; but unless other work is still to be started, `attempt` starts this work here and now.
+
+        If that returns None, `work` goes on on the first thread.
+        """
         if self._started == self._submitted:
-            self._start(work, done)
-        else:
-            self.submit(work, done)
+            # As on that thread: what is logged does not belong to the request that is served here.
+            finish = Context().run(attempt)
+            if finish is not None:
+                self._go_on(partial(_finish, finish, done))
+                return
+        self.submit(work, done)
 
     def stop(self, *, timeout: float) -> bool:
         """End the threads after all submitted work. False if that takes longer than `timeout` seconds."""

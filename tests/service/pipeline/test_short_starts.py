@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -16,14 +17,17 @@ from tests.service.waiting import until
 from turbofno.service.engine.interface import Fields, PredictRequest, PredictResult
 from turbofno.service.engine.runnable import Execution, ModelOutput, Ran
 from turbofno.service.engine.vjp import VjpShapes
+from turbofno.service.errors import InferenceFailed
 from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline import scheduler as scheduler_module
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
-from turbofno.service.pipeline.scheduler import SHORT_START_SECONDS, Scheduler
+from turbofno.service.pipeline.scheduler import LONG_SECONDS, SHORT_START_SECONDS, Scheduler
 from turbofno.service.settings import Settings
 
 pytestmark = pytest.mark.timeout(20)
 
+BAD = -1.0
+"""A value with which the model fails."""
 SHAPES = [(1, 4), (7, 4), (2, 6), (16, 4)]
 """Fields of a request, and points of their grid."""
 
@@ -35,21 +39,34 @@ class Model:
 
     def __init__(self) -> None:
         self.here: list[bool] = []
+        self.sizes: list[int] = []
         self.execution: Execution = "chain"
-        self.fails = False
+        self.fails = self.blocked = False
+        self.ends: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """While blocked, a wait returns for each item."""
         self.seconds = 0.0
         """CPU time that a start takes."""
+        self.wait_seconds = 0.0
+        """Time that it waits."""
         self._loop = threading.get_ident()
 
     def start(self, parts: Sequence[Fields], _: Sequence[Fields] = ()) -> Callable[[], ModelOutput]:
         self.here.append(threading.get_ident() == self._loop)
+        self.sizes.append(sum(map(len, parts)))
         until = time.thread_time() + self.seconds
         while time.thread_time() < until:
             pass
-        if self.fails:
+        time.sleep(self.wait_seconds)
+        if self.fails or any((part == BAD).any() for part in parts):
             raise ZeroDivisionError
         output = ModelOutput(2 * np.concatenate(parts), Ran("fake", execution=self.execution))
-        return lambda: output
+
+        def wait() -> ModelOutput:
+            if self.blocked:
+                self.ends.get(timeout=10)
+            return output
+
+        return wait
 
     def start_vjp(self, parts: Sequence[Fields], _: VjpShapes) -> Callable[[], ModelOutput]:
         return self.start(parts)
@@ -76,12 +93,21 @@ class Bench:
         )
 
     async def ask(self, size: int = 1, grid: int = 4, vjp: VjpShapes | None = None) -> bool:
-        """Run a request as a batch. True if it started on the event loop."""
+        """Run a request as a batch once the device thread has started all before. True if it started on the event loop."""
+        await self.settle()
+        return await self.ask_now(size, grid, vjp)
+
+    async def ask_now(self, size: int = 1, grid: int = 4, vjp: VjpShapes | None = None) -> bool:
         fields = np.full((size, 1, grid) if vjp is None else (size, 2 * grid), 1.0, np.float32)
         request = PredictRequest("double", None, fields, "id", vjp=vjp)
         result = await ask(self.scheduler, self.model, request)
         np.testing.assert_array_equal(result.fields, 2 * fields)
         return self.model.here[-1]
+
+    async def settle(self) -> None:
+        """Wait until the device thread has noted that it started all: an answer may come a moment before."""
+        worker = self.scheduler._worker
+        await until(lambda: worker._started == worker._submitted)
 
 
 @asynccontextmanager
@@ -98,6 +124,7 @@ async def running() -> AsyncIterator[Bench]:
 def _slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine makes no start long, except in tests that make them so."""
     monkeypatch.setattr(scheduler_module, "SHORT_START_SECONDS", 60.0)
+    monkeypatch.setattr(scheduler_module, "LONG_SECONDS", 60.0)
 
 
 def test_a_batch_starts_on_the_event_loop_once_one_like_it_started_in_short_time() -> None:
@@ -150,7 +177,7 @@ def test_a_batch_does_not_overtake_what_the_device_thread_has_still_to_start() -
 
             done = asyncio.create_task(bench.scheduler.run_on_device(job))
             await until(begun.is_set)
-            batch = asyncio.create_task(bench.ask())
+            batch = asyncio.create_task(bench.ask_now())
             await asyncio.sleep(0.02)
             assert len(bench.model.here) == 2
             release.set()
@@ -161,16 +188,84 @@ def test_a_batch_does_not_overtake_what_the_device_thread_has_still_to_start() -
     asyncio.run(main())
 
 
-def test_a_failure_on_the_event_loop_fails_only_the_requests_that_cause_it() -> None:
+def test_pieces_of_a_batch_that_failed_on_the_event_loop_run_on_the_device_thread() -> None:
+    async def main() -> None:
+        async with running() as bench:
+            for size in (3, 3, 1, 1):
+                await bench.ask(size)
+            assert bench.model.here == [False, True, False, True]
+            await bench.settle()
+            bench.model.here.clear()
+            bench.model.sizes.clear()
+            values = (1.0, BAD, 2.0)
+            fields = [np.full((1, 1, 4), value, np.float32) for value in values]
+            asked = [
+                ask(bench.scheduler, bench.model, PredictRequest("double", None, one, "id"))
+                for one in fields
+            ]
+            first, bad, last = await asyncio.gather(*asked, return_exceptions=True)
+            assert isinstance(first, PredictResult)
+            assert isinstance(last, PredictResult)
+            assert isinstance(bad, InferenceFailed)
+            np.testing.assert_array_equal(first.fields, 2 * fields[0])
+            np.testing.assert_array_equal(last.fields, 2 * fields[2])
+            sizes, here = bench.model.sizes, bench.model.here
+            assert sorted(zip(sizes, here, strict=True)) == sorted(
+                [(3, True), (1, False), (2, False), (1, False), (1, False)]
+            )
+            assert await bench.ask() is False, "memory may be short: nothing is known any more"
+
+    asyncio.run(main())
+
+
+def test_after_a_job_of_the_device_thread_batches_start_there_first() -> None:
     async def main() -> None:
         async with running() as bench:
             assert [await bench.ask(), await bench.ask()] == [False, True]
-            bench.model.fails = True
-            with pytest.raises(Exception, match="failed on this request alone"):
-                await bench.ask()
-            bench.model.fails = False
+            await bench.scheduler.run_on_device(lambda: None)
             assert [await bench.ask(), await bench.ask()] == [False, True]
-            assert len(bench.model.here) == 5, "nothing else ran"
+
+    asyncio.run(main())
+
+
+def test_a_start_that_waits_for_long_has_the_next_start_on_the_device_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        async with running() as bench:
+            assert [await bench.ask(), await bench.ask()] == [False, True]
+            monkeypatch.setattr(scheduler_module, "LONG_SECONDS", LONG_SECONDS)
+            bench.model.wait_seconds = 2 * LONG_SECONDS
+            assert [await bench.ask(), await bench.ask()] == [True, False]
+
+    asyncio.run(main())
+
+
+def test_answers_are_sent_before_the_next_batch_starts_while_the_device_has_work() -> None:
+    async def main() -> None:
+        async with running() as bench:
+            assert [await bench.ask(16), await bench.ask(16)] == [False, True]
+            model, started_at_answers = bench.model, list[int]()
+            model.blocked = True
+            model.here.clear()
+
+            async def one() -> None:
+                fields = np.ones((16, 1, 4), np.float32)
+                await ask(bench.scheduler, model, PredictRequest("double", None, fields, "id"))
+                started_at_answers.append(len(model.here))
+
+            asked = [asyncio.create_task(one()) for _ in range(5)]
+            await until(lambda: len(model.here) == 3)
+            for answers in (1, 2):
+                model.ends.put(None)
+                await until(lambda: len(started_at_answers) == answers)  # noqa: B023
+                await until(lambda: len(model.here) == 3 + answers)  # noqa: B023
+            assert started_at_answers == [3, 4]
+            model.blocked = False
+            for _ in range(3):
+                model.ends.put(None)
+            await asyncio.gather(*asked)
+            assert model.here == [True] * 5
 
     asyncio.run(main())
 
