@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from unittest import mock
 
@@ -42,8 +43,9 @@ def host_plans() -> Iterator[None]:
         yield
 
 
+@cache
 def compiled(*sources: Path) -> ctypes.CDLL:
-    """Compile host code and load it. Needs g++."""
+    """Compile host code and load it, once in a process. Needs g++."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "host.so"
         subprocess.run(

@@ -32,6 +32,7 @@ def test_a_row_has_both_times(monkeypatch: pytest.MonkeyPatch) -> None:
         return [trust._BATCHES * ms for ms in (9.0, 10.0, 12.0)]
 
     monkeypatch.setattr(trust, "milliseconds", counted)
+    monkeypatch.setattr(trust, "QUICK_VALUES", 2**12)
     with (
         patch.object(fft, "is_preferred", noted),
         patch.object(trust._preferred, "is_preferred", noted),
