@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+MODELS = (BURGERS.name, NAVIER_STOKES.name)
 CONFIGURATION = f"""
 color = false
 # One worker because of python/cpython#106905: concurrent ast.parse can fail in 3.11.
@@ -46,18 +47,30 @@ expected-statuses = ["2xx", "4xx", "504"]
 """
 
 
-@pytest.fixture
-def own_server(tmp_path: Path) -> Iterator[ServerProcess]:
-    """A server with the models of the examples, which tests may unload, and low limits for rollouts and solutions."""
-    repository = tmp_path / "repository"
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server with the models of the examples, and low limits for rollouts and solutions."""
+    folder = tmp_path_factory.mktemp("server")
+    repository = folder / "repository"
     repository.mkdir()
-    for problem in (BURGERS, NAVIER_STOKES):
-        (repository / problem.name).symlink_to(TRAINED / problem.name)
+    for name in MODELS:
+        (repository / name).symlink_to(TRAINED / name)
     options = ("--model-control", "true", "--max-rollout-steps", "50", "--solver-seconds", "3")
-    with ServerProcess(repository, tmp_path / "log.txt", *options) as running:
+    with ServerProcess(repository, folder / "log.txt", *options) as running:
         yield running
         assert running.stop() == 0, running.tail()
         assert "Traceback" not in running.log.read_text(errors="replace"), running.tail()
+
+
+@pytest.fixture
+def own_server(shared_server: ServerProcess) -> Iterator[ServerProcess]:
+    """The server, whose models tests may unload: afterwards they are loaded again."""
+    yield shared_server
+    for name in MODELS:
+        ready = httpx.get(f"{shared_server.url}/v2/models/{name}/ready").status_code
+        if ready != 200:
+            load = f"{shared_server.url}/v2/repository/models/{name}/load"
+            assert httpx.post(load, timeout=60.0).status_code == 200
 
 
 def test_every_openapi_example_works_as_it_stands(own_server: ServerProcess) -> None:
