@@ -132,6 +132,7 @@ def test_the_harness_measures_turbofno_and_a_bare_handler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measure, "_SETTLE_SECONDS", 0.2)
+    monkeypatch.setattr("benchmarks.serving.load._CONNECT_SECONDS", 0.1)
     # A stall of the machine may delay the answers of the bare handler, which refuses nothing.
     monkeypatch.setattr("benchmarks.serving.load.GRACE_SECONDS", 30.0)
     write_light(tmp_path)

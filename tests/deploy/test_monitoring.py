@@ -1,4 +1,4 @@
-"""Prometheus on a running service: sums, data for every panel and rule, metrics with Triton's names."""
+"""Prometheus on a running service: sums, data for every panel and rule, metrics with Triton's names; the smoke test passes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tests.deploy.monitoring import (
     finite,
     installed,
 )
+from tests.deploy.smoke import smoke
 from tests.e2e.server_process import ROOT
 
 if TYPE_CHECKING:
@@ -129,6 +130,15 @@ def test_queries_of_tritons_dashboards_have_data(watched: Watched) -> None:
         "sum(rate(nv_inference_count[5s])) / sum(rate(nv_inference_exec_count[5s]))",
     ):
         assert ask.history(expression, since, watched.until), expression
+
+
+def test_running_service_passes_the_smoke_test(watched: Watched) -> None:
+    """Comes last, because what it asks for is counted too."""
+    done = smoke(watched.service.url)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("all well\n")
+    for model in ("tiny-1d 16:", "tiny-2d 16x16:"):
+        assert model in done.stdout
 
 
 @pytest.mark.skipif(not installed(), reason=MISSING)
