@@ -78,7 +78,7 @@ class Batch:
     """Slices of one bucket, to be started once."""
 
     def __init__(self, slices: Sequence[Slice]) -> None:
-        self._report = BatchReport(slices)
+        self.report = BatchReport(slices)
         self._runs: list[tuple[Parts, Callable[[], ModelOutput]]] = []
         self._parts: Parts = list(enumerate(slices))
         self._error: Exception | None = None
@@ -90,18 +90,18 @@ class Batch:
         If memory runs out, the batch runs in halves, down to single fields. If the model fails, it runs in halves down to
         single slices, so that only the failing request gets an error. Each piece finishes before the next one starts.
         """
-        if self._error is None and (finish := self.start_whole()) is not None:
-            return finish
+        if self._error is None:
+            self.start_whole()
         error, self._error = self._error, None
-        assert error is not None
-        started = time.perf_counter()
-        self._run_in_pieces(self._parts, error)
-        self._report.start_seconds += time.perf_counter() - started
+        if error is not None:
+            started = time.perf_counter()
+            self._run_in_pieces(self._parts, error)
+            self.report.start_seconds += time.perf_counter() - started
         return self._finish
 
     def start_whole(self) -> Callable[[], BatchReport] | None:
         """As `start`, but returns None if the slices cannot run together: `start` then runs the pieces, and waits for them."""
-        self._report.started = time.monotonic()
+        self.report.started = time.monotonic()
         started, cpu_started = time.perf_counter(), time.thread_time()
         try:
             self._runs.append((self._parts, self._start(self._parts)))
@@ -109,13 +109,13 @@ class Batch:
             self._error = error
             return None
         finally:
-            self._report.start_seconds = time.perf_counter() - started
-            self._report.start_cpu_seconds = time.thread_time() - cpu_started
+            self.report.start_seconds = time.perf_counter() - started
+            self.report.start_cpu_seconds = time.thread_time() - cpu_started
         return self._finish
 
     def _start(self, parts: Parts) -> Callable[[], ModelOutput]:
         fields = [part.of(part.ticket.request.fields) for _, part in parts]
-        runnable, vjp = self._report.runnable, parts[0][1].ticket.request.vjp
+        runnable, vjp = self.report.runnable, parts[0][1].ticket.request.vjp
         if vjp is not None:
             return runnable.start_vjp(fields, vjp)
         buffers = [
@@ -133,7 +133,7 @@ class Batch:
             self._fail(parts, error)
         release_frames(error)
         if out_of_memory(error):
-            self._report.runnable.free_memory()
+            self.report.runnable.free_memory()
         for piece in pieces:
             try:
                 output = _with_own_memory(self._start(piece)())
@@ -144,7 +144,7 @@ class Batch:
 
     def _pieces(self, parts: Parts, error: Exception) -> list[Parts]:
         """The pieces to run instead of parts that failed together; empty if they cannot be divided."""
-        report = self._report
+        report = self.report
         if isinstance(error, ServiceError):
             return []
         if out_of_memory(error):
@@ -175,16 +175,16 @@ class Batch:
                 finally:
                     if output.release is not None:
                         output.release()
-                self._report.scatter_seconds += time.perf_counter() - started
+                self.report.scatter_seconds += time.perf_counter() - started
         self._runs.clear()
-        return self._report
+        return self.report
 
     def _fail(self, parts: Parts, error: Exception) -> None:
         for index, part in parts:
-            self._report.errors[index] = _explain(part.ticket, error)
+            self.report.errors[index] = _explain(part.ticket, error)
 
     def _distribute(self, parts: Parts, output: ModelOutput) -> None:
-        report = self._report
+        report = self.report
         report.gather_seconds += output.gather_seconds
         report.compute_seconds += output.compute_seconds
         report.backend, report.precision, report.execution, _ = output.ran
@@ -218,14 +218,14 @@ class Batch:
                     _place(part, own, copies, copy=copy)
             except ServiceError as error:
                 # Its traceback would keep this frame, and so shared memory, until the next garbage collection.
-                self._report.errors[index] = error.with_traceback(None)
+                self.report.errors[index] = error.with_traceback(None)
         if copies[0]:
             # One call, since each releases the interpreter lock and waits to get it back.
             torch._foreach_copy_(*copies)
 
     def _note_trust(self, parts: Parts, name: str, values: list[float]) -> None:
         """Give a signal's values to the tickets of slices without an error, and to the report."""
-        errors, noted = self._report.errors, self._report.trust.setdefault(name, [])
+        errors, noted = self.report.errors, self.report.trust.setdefault(name, [])
         end = 0
         for index, (ticket, start, stop) in parts:
             begin, end = end, end + stop - start

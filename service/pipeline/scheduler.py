@@ -21,7 +21,8 @@ from turbofno.service.pipeline.batch import Batch, BatchReport
 from turbofno.service.pipeline.batcher import Batcher, Policy
 from turbofno.service.pipeline.deadlines import Deadlines
 from turbofno.service.pipeline.memory_limits import MemoryLimits
-from turbofno.service.pipeline.ticket import CANCELLED, Bucket, Slice, Ticket, by_kind
+from turbofno.service.pipeline.short_starts import ShortStarts
+from turbofno.service.pipeline.ticket import CANCELLED, Slice, Ticket, by_kind
 from turbofno.service.pipeline.worker import Worker
 from turbofno.service.settings import Settings, env_name
 from turbofno.service.system import cores
@@ -39,13 +40,6 @@ T = TypeVar("T")
 SHORT_SECONDS = 0.01
 """On a single core, a batch expected to take no longer runs on the event loop: another thread would use the same core
 and add thread switches."""
-SHORT_START_SECONDS = 0.005
-"""On a GPU, a batch starts on the event loop if starting one like it took no more CPU time: another thread would wait for the
-interpreter lock at each of its calls."""
-LONG_SECONDS = 0.05
-"""What takes longer than this, with waits, never starts on the event loop."""
-_MOST_GROUPS = 256
-"""Most groups of batches whose starts are known to be short."""
 STOP_SECONDS = 1.0
 """Seconds that the device threads may take to end once idle."""
 
@@ -86,9 +80,7 @@ class Scheduler:
         self._worker = Worker(overlap=max_in_flight > 1, prepare_thread=prepare_thread)
         self._max_in_flight = max_in_flight
         self._one_core = max_in_flight == 1 and cores() == 1
-        self._prepare_thread = prepare_thread
-        self._short_starts: set[tuple[Bucket, int]] = set()
-        """Bucket and power of two of the size of batches whose last start was short: mostly, a CUDA graph is there for them."""
+        self._short_starts = ShortStarts()
         self._in_flight = 0
         self._jobs: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._job_is_next = True
@@ -107,8 +99,6 @@ class Scheduler:
     def start(self) -> None:
         """Start the device threads."""
         self._loop = asyncio.get_running_loop()
-        if self._max_in_flight > 1:
-            self._prepare_thread()
         self._worker.start()
 
     @property
@@ -229,7 +219,7 @@ class Scheduler:
         if self._one_core and 0.0 < expected <= SHORT_SECONDS and not gradients:
             self._run_inline(run.start, finish)
             return False
-        short = _group(batch) in self._short_starts
+        short = self._short_starts.expects(run.report)
         self._dispatch(run.start, finish, run.start_whole if short else None)
         if short:
             self._schedule_pump()
@@ -250,10 +240,7 @@ class Scheduler:
             except RuntimeError:
                 logger.warning("a batch ended after the service had stopped; it is dropped")
 
-        if attempt is None:
-            self._worker.submit(work, done)
-        else:
-            self._worker.submit_here(attempt, work, done)
+        self._worker.submit(work, done, attempt)
 
     def _run_inline(
         self, work: Callable[[], Callable[[], T]], finish: Callable[[T | BaseException], None]
@@ -284,7 +271,7 @@ class Scheduler:
 
     def _finish_job(self, future: asyncio.Future[T], result: T | BaseException) -> None:
         # It may have freed models, or captured graphs that evicted others.
-        self._short_starts.clear()
+        self._short_starts.forget()
         if isinstance(result, DeviceLost):
             self._lose_device(result.message)
         if future.done():
@@ -328,28 +315,13 @@ class Scheduler:
         if isinstance(result, BaseException):
             return
         if self._max_in_flight > 1:
-            self._note_start(result)
+            self._short_starts.note(result)
         self._record(result, sum([ticket.size for ticket in ended if ticket.error is None]))
         if result.splits:
             self._memory_limits.lower(batch[0].ticket.kind.bucket, result)
         for error in result.errors.values():
             if isinstance(error, DeviceLost):
                 self._lose_device(error.message)
-
-    def _note_start(self, report: BatchReport) -> None:
-        """Note whether a batch like this one may start on the event loop."""
-        group, known = _group(report.slices), self._short_starts
-        if report.largest_run < report.size:
-            # Memory ran out, and the graphs of all models were freed; or the model failed.
-            known.clear()
-        elif report.start_cpu_seconds > SHORT_START_SECONDS or report.start_seconds > LONG_SECONDS:
-            # A graph that was captured may have evicted others of this model.
-            known.difference_update([one for one in known if one[0].runnable == group[0].runnable])
-        elif group[0].vjp is None and report.execution != "slabs":
-            # Those wait for the device.
-            if len(known) == _MOST_GROUPS:
-                known.clear()
-            known.add(group)
 
     def _record(self, report: BatchReport, answered: int) -> None:
         """Count a batch and the fields of the tickets that it completed."""
@@ -507,12 +479,6 @@ class Scheduler:
         if not ticket.outcome.done():
             ticket.outcome.set_exception(error)
         self._on_ended([ticket])
-
-
-def _group(batch: Sequence[Slice]) -> tuple[Bucket, int]:
-    """The batches that start like this one: those of its bucket and of the power of two of its size."""
-    size = sum([stop - start for _, start, stop in batch])
-    return batch[0].ticket.kind.bucket, (size - 1).bit_length()
 
 
 def _job(work: Callable[[], T]) -> Callable[[], T]:

@@ -48,7 +48,7 @@ class Worker:
     def __init__(
         self, *, overlap: bool = False, prepare_thread: Callable[[], None] = lambda: None
     ) -> None:
-        """`prepare_thread` is called once on each thread, for torch's per-thread settings such as the device."""
+        """`prepare_thread` is called once on each thread that may start or finish work, for torch's per-thread settings such as the device."""
         self._prepare_thread = prepare_thread
         self._starts: _Tasks = queue.SimpleQueue()
         self._submitted = self._started = 0
@@ -62,33 +62,31 @@ class Worker:
         ]
 
     def start(self) -> None:
+        if self._finishes is not None:
+            # Here, too, work may be started.
+            self._prepare_thread()
         for thread in self._threads:
             thread.start()
 
     def submit(
-        self, work: Callable[[], Callable[[], T]], done: Callable[[T | BaseException], None]
-    ) -> None:
-        """Run `work`, then the function that it returns; call `done` with that one's result, or the error of either."""
-        self._submitted += 1
-        self._starts.put(partial(self._start_there, work, done))
-
-    def submit_here(
         self,
-        attempt: Callable[[], Callable[[], T] | None],
         work: Callable[[], Callable[[], T]],
         done: Callable[[T | BaseException], None],
+        attempt: Callable[[], Callable[[], T] | None] | None = None,
     ) -> None:
-        """As `submit`, with overlap; but unless other work is still to be started, `attempt` starts this work here and now.
+        """Run `work`, then the function that it returns; call `done` with that one's result, or the error of either.
 
-        If that returns None, `work` goes on on the first thread.
+        With overlap, `attempt` starts the work here and now, in place of `work`, unless other work is still to be started. If
+        it returns None, `work` goes on on the first thread.
         """
-        if self._started == self._submitted:
+        if attempt is not None and self._started == self._submitted:
             # As on that thread: what is logged does not belong to the request that is served here.
             finish = Context().run(attempt)
             if finish is not None:
                 self._go_on(partial(_finish, finish, done))
                 return
-        self.submit(work, done)
+        self._submitted += 1
+        self._starts.put(partial(self._start_there, work, done))
 
     def stop(self, *, timeout: float) -> bool:
         """End the threads after all submitted work. False if that takes longer than `timeout` seconds."""

@@ -19,9 +19,10 @@ from turbofno.service.engine.runnable import Execution, ModelOutput, Ran
 from turbofno.service.engine.vjp import VjpShapes
 from turbofno.service.errors import InferenceFailed
 from turbofno.service.metrics import Metrics
-from turbofno.service.pipeline import scheduler as scheduler_module
+from turbofno.service.pipeline import short_starts
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
-from turbofno.service.pipeline.scheduler import LONG_SECONDS, SHORT_START_SECONDS, Scheduler
+from turbofno.service.pipeline.scheduler import Scheduler
+from turbofno.service.pipeline.short_starts import LONG_SECONDS, SHORT_SECONDS
 from turbofno.service.settings import Settings
 
 pytestmark = pytest.mark.timeout(20)
@@ -41,7 +42,7 @@ class Model:
         self.here: list[bool] = []
         self.sizes: list[int] = []
         self.execution: Execution = "chain"
-        self.fails = self.blocked = False
+        self.blocked = False
         self.ends: queue.SimpleQueue[None] = queue.SimpleQueue()
         """While blocked, a wait returns for each item."""
         self.seconds = 0.0
@@ -57,7 +58,7 @@ class Model:
         while time.thread_time() < until:
             pass
         time.sleep(self.wait_seconds)
-        if self.fails or any((part == BAD).any() for part in parts):
+        if any((part == BAD).any() for part in parts):
             raise ZeroDivisionError
         output = ModelOutput(2 * np.concatenate(parts), Ran("fake", execution=self.execution))
 
@@ -123,8 +124,8 @@ async def running() -> AsyncIterator[Bench]:
 @pytest.fixture(autouse=True)
 def _slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine makes no start long, except in tests that make them so."""
-    monkeypatch.setattr(scheduler_module, "SHORT_START_SECONDS", 60.0)
-    monkeypatch.setattr(scheduler_module, "LONG_SECONDS", 60.0)
+    monkeypatch.setattr(short_starts, "SHORT_SECONDS", 60.0)
+    monkeypatch.setattr(short_starts, "LONG_SECONDS", 60.0)
 
 
 def test_a_batch_starts_on_the_event_loop_once_one_like_it_started_in_short_time() -> None:
@@ -145,10 +146,10 @@ def test_a_batch_that_took_long_to_start_has_the_next_start_on_the_device_thread
     async def main() -> None:
         async with running() as bench:
             assert [await bench.ask(), await bench.ask()] == [False, True]
-            monkeypatch.setattr(scheduler_module, "SHORT_START_SECONDS", SHORT_START_SECONDS)
-            bench.model.seconds = 2 * SHORT_START_SECONDS
+            monkeypatch.setattr(short_starts, "SHORT_SECONDS", SHORT_SECONDS)
+            bench.model.seconds = 2 * SHORT_SECONDS
             assert [await bench.ask(), await bench.ask(), await bench.ask()] == [True, False, False]
-            monkeypatch.setattr(scheduler_module, "SHORT_START_SECONDS", 60.0)
+            monkeypatch.setattr(short_starts, "SHORT_SECONDS", 60.0)
             assert [await bench.ask(), await bench.ask()] == [False, True]
 
     asyncio.run(main())
@@ -234,7 +235,7 @@ def test_a_start_that_waits_for_long_has_the_next_start_on_the_device_thread(
     async def main() -> None:
         async with running() as bench:
             assert [await bench.ask(), await bench.ask()] == [False, True]
-            monkeypatch.setattr(scheduler_module, "LONG_SECONDS", LONG_SECONDS)
+            monkeypatch.setattr(short_starts, "LONG_SECONDS", LONG_SECONDS)
             bench.model.wait_seconds = 2 * LONG_SECONDS
             assert [await bench.ask(), await bench.ask()] == [True, False]
 
@@ -258,8 +259,8 @@ def test_answers_are_sent_before_the_next_batch_starts_while_the_device_has_work
             await until(lambda: len(model.here) == 3)
             for answers in (1, 2):
                 model.ends.put(None)
-                await until(lambda: len(started_at_answers) == answers)  # noqa: B023
-                await until(lambda: len(model.here) == 3 + answers)  # noqa: B023
+                await until(lambda n=answers: len(started_at_answers) == n)
+                await until(lambda n=answers: len(model.here) == 3 + n)
             assert started_at_answers == [3, 4]
             model.blocked = False
             for _ in range(3):
