@@ -25,6 +25,9 @@ SIDE = 128
 SHARE = 0.7
 """Rate of the open loop, as a share of the closed loop before it."""
 _MOST_CONNECTIONS = 1024
+_OPEN_LOOP = 4
+"""Connections of an open loop, by those of the closed loop before it. With many more each rests so long between two requests that
+TCP starts slowly again."""
 _SHOWN = (
     "devices", "frontends", "max batch", "load", "fields a request", "connections", "fields/s",
     "p50 ms", "p99 ms", "mean batch", "device s", "late ms",
@@ -56,7 +59,8 @@ def served(
             yield best
             if best["fields/s"]:
                 rate = SHARE * best["fields/s"] / fields
-                yield stack.measure(Phase(fields, most, seconds, rate))
+                enough = min(most, _OPEN_LOOP * connections)
+                yield stack.measure(Phase(fields, enough, seconds, rate))
 
 
 def _setups(checkpoint: Path, arguments: argparse.Namespace, *, whole: bool) -> Iterator[Setup]:
