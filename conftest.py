@@ -1,4 +1,4 @@
-"""What makes all tests faster.
+"""What all tests share.
 
 Some cases are left out where there is no GPU (tests/sampled.py).
 They trust one certificate authority: httpx would load all of them for each client, which takes longer than most requests.
@@ -12,15 +12,21 @@ from pathlib import Path
 
 import certifi
 import pytest
+import torch
 
 from tests.sampled import left_out
 
 _END = "-----END CERTIFICATE-----\n"
-_FILE = tempfile.NamedTemporaryFile("w", suffix=".pem")  # noqa: SIM115 - until the tests end
-_FILE.write(Path(certifi.where()).read_text().split(_END)[0] + _END)
-_FILE.flush()
-# Child processes inherit it.
-os.environ["SSL_CERT_FILE"] = _FILE.name
+# Workers inherit what the first process sets. Themselves they would leave their files: they are ended without cleaning up.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    authority = tempfile.NamedTemporaryFile("w", suffix=".pem")  # noqa: SIM115 - until the tests end
+    authority.write(Path(certifi.where()).read_text().split(_END)[0] + _END)
+    authority.flush()
+    os.environ["SSL_CERT_FILE"] = authority.name
+    if torch.cuda.is_available():
+        # PyTorch's folder of compiled kernels. It warns in a worker that makes it while another one does.
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        Path(cache, "torch", "kernels").mkdir(parents=True, exist_ok=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
