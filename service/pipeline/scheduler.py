@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from turbofno.service.metrics import Metrics
     from turbofno.service.pipeline.queue_capacity import QueueCapacity
+    from turbofno.service.pipeline.worker import Done, Start
 
 logger = logging.getLogger(__name__)
 
@@ -227,8 +228,8 @@ class Scheduler:
 
     def _dispatch(
         self,
-        work: Callable[[], Callable[[], T]],
-        finish: Callable[[T | BaseException], None],
+        work: Start[T],
+        finish: Done[T],
         attempt: Callable[[], Callable[[], T] | None] | None = None,
     ) -> None:
         """Have `work` started on the device thread, or by `attempt` on the event loop."""
@@ -242,9 +243,7 @@ class Scheduler:
 
         self._worker.submit(work, done, attempt)
 
-    def _run_inline(
-        self, work: Callable[[], Callable[[], T]], finish: Callable[[T | BaseException], None]
-    ) -> None:
+    def _run_inline(self, work: Start[T], finish: Done[T]) -> None:
         """Run a batch on the event loop. The next one starts in a later iteration, after pending I/O."""
         self._in_flight += 1
         result: T | BaseException
@@ -254,12 +253,7 @@ class Scheduler:
             result = error
         self._after(finish, result, self._schedule_pump)
 
-    def _after(
-        self,
-        finish: Callable[[T | BaseException], None],
-        result: T | BaseException,
-        go_on: Callable[[], None],
-    ) -> None:
+    def _after(self, finish: Done[T], result: T | BaseException, go_on: Callable[[], None]) -> None:
         self._in_flight -= 1
         self.on_free()
         try:

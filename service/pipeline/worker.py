@@ -10,19 +10,23 @@ import threading
 import time
 from contextvars import Context
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import torch
 
 from turbofno.service.system import cores
 
+T = TypeVar("T")
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    Start: TypeAlias = Callable[[], Callable[[], T]]
+    """Starts work and returns a function that waits for its result."""
+    Done: TypeAlias = Callable[[T | BaseException], None]
+    """Receives the result of work, or its error."""
     _Tasks = queue.SimpleQueue[Callable[[], None] | None]
     """Ends with None."""
-
-T = TypeVar("T")
 
 THREAD_NAME = "turbofno-device"
 
@@ -70,8 +74,8 @@ class Worker:
 
     def submit(
         self,
-        work: Callable[[], Callable[[], T]],
-        done: Callable[[T | BaseException], None],
+        work: Start[T],
+        done: Done[T],
         attempt: Callable[[], Callable[[], T] | None] | None = None,
     ) -> None:
         """Run `work`, then the function that it returns; call `done` with that one's result, or the error of either.
@@ -86,7 +90,7 @@ class Worker:
                 self._go_on(partial(_finish, finish, done))
                 return
         self._submitted += 1
-        self._starts.put(partial(self._start_there, work, done))
+        self._starts.put(partial(self._start, work, done))
 
     def stop(self, *, timeout: float) -> bool:
         """End the threads after all submitted work. False if that takes longer than `timeout` seconds."""
@@ -98,16 +102,7 @@ class Worker:
             thread.join(max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
-    def _start_there(
-        self, work: Callable[[], Callable[[], T]], done: Callable[[T | BaseException], None]
-    ) -> None:
-        self._start(work, done)
-        # Behind it, so that work started elsewhere is finished after this.
-        self._started += 1
-
-    def _start(
-        self, work: Callable[[], Callable[[], T]], done: Callable[[T | BaseException], None]
-    ) -> None:
+    def _start(self, work: Start[T], done: Done[T]) -> None:
         try:
             finish = partial(_finish, work(), done)
         except BaseException as error:
@@ -115,6 +110,8 @@ class Worker:
             self._go_on(partial(done, error))
         else:
             self._go_on(finish)
+        # Behind it, so that work started elsewhere is finished after this.
+        self._started += 1
 
     def _go_on(self, finish: Callable[[], None]) -> None:
         if self._finishes is None:
@@ -130,7 +127,7 @@ class Worker:
             del task
 
 
-def _finish(finish: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+def _finish(finish: Callable[[], T], done: Done[T]) -> None:
     result: T | BaseException
     try:
         result = finish()
