@@ -9,7 +9,7 @@ import os
 import secrets
 import socket
 import struct
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import msgspec
 
@@ -58,9 +58,13 @@ class Channel:
     def __init__(
         self,
         receive: Callable[[bytes, list[Message]], None],
-        references: References | None,
+        references: References | None = None,
         on_lost: Callable[[bytes], None] = lambda _: None,
     ) -> None:
+        """`receive` is called with a peer's identity and all messages of one iteration of its event loop.
+
+        `on_lost` is called with a peer's identity when it is gone, after its last messages.
+        """
         self.peer = b""
         """The peer whose messages are being encoded or decoded."""
         refer, resolve = (references.refer, references.resolve) if references else (None, None)
@@ -69,42 +73,21 @@ class Channel:
         self._receive, self._on_lost = receive, on_lost
         self._loop = asyncio.get_running_loop()
         self._outgoing: dict[bytes, list[Message]] = {}
-        self._closed = False
         self._listening: socket.socket | None = None
         self._connections: set[_Connection] = set()
         self._peers: dict[bytes, _Connection] = {}
         """By identity; without connections whose peer has not sent it."""
 
-    @classmethod
-    def listen(
-        cls,
-        endpoint: str,
-        receive: Callable[[bytes, list[Message]], None],
-        references: References | None = None,
-        on_lost: Callable[[bytes], None] = lambda _: None,
-    ) -> Channel:
-        """Listen at `endpoint`, for processes of the same user only.
+    def listen(self, endpoint: str) -> Self:
+        """Listen at `endpoint`, for processes of the same user only. Returns the channel."""
+        self._listening = socket.socket(socket.AF_UNIX, _STREAM)
+        self._listening.bind(_address(endpoint))
+        self._listening.listen()
+        self._watch()
+        return self
 
-        `receive` is called with a peer's identity and all messages of one iteration of its event loop, `on_lost` with its
-        identity when it is gone, after its last messages.
-        """
-        channel = cls(receive, references, on_lost)
-        channel._listening = socket.socket(socket.AF_UNIX, _STREAM)
-        channel._listening.bind(_address(endpoint))
-        channel._listening.listen()
-        channel._watch()
-        return channel
-
-    @classmethod
-    def connect(
-        cls,
-        endpoint: str,
-        identity: bytes,
-        receive: Callable[[bytes, list[Message]], None],
-        references: References | None = None,
-    ) -> Channel:
-        """Connect to the process that listens at `endpoint`. If there is none, messages are dropped."""
-        channel = cls(receive, references)
+    def connect(self, endpoint: str, identity: bytes) -> Self:
+        """Connect to the process that listens at `endpoint`; if there is none, messages are dropped. Returns the channel."""
         connected = socket.socket(socket.AF_UNIX, _STREAM)
         try:
             connected.connect(_address(endpoint))
@@ -112,9 +95,9 @@ class Channel:
             # Nobody listens, or too many wait to be accepted.
             connected.close()
         else:
-            connection = channel._peers[b""] = _Connection(channel, connected, b"")
+            connection = self._peers[b""] = _Connection(self, connected, b"")
             connection.send(identity)
-        return channel
+        return self
 
     def send(self, message: Message, to: bytes = b"") -> None:
         """Send at the end of this loop iteration. Messages to a lost peer are dropped.
@@ -135,7 +118,6 @@ class Channel:
 
     def close(self) -> None:
         """Stop sending and receiving. What the socket has not taken yet is dropped."""
-        self._closed = True
         self._peers.clear()
         for connection in list(self._connections):
             connection.close()
@@ -144,26 +126,16 @@ class Channel:
             self._listening.close()
             self._listening = None
 
-    def lost(self, connection: _Connection) -> None:
-        """Note the end of a connection, of which frames may be left to be handled."""
+    def ended(self, connection: _Connection) -> None:
+        """Note the end of a connection whose frames have all been handled."""
         self._connections.discard(connection)
         identity = connection.identity
         if identity is not None and self._peers.get(identity) is connection:
             del self._peers[identity]
-            connection.was_peer = True
-
-    def drained(self, connection: _Connection) -> None:
-        """Note that all frames of an ended connection have been handled."""
-        if connection.was_peer and not self._closed:
-            connection.was_peer = False
-            assert connection.identity is not None
-            self._on_lost(connection.identity)
+            self._on_lost(identity)
 
     def received(self, connection: _Connection, frame: bytearray) -> None:
         """Decode and handle messages; a peer's first frame is its identity."""
-        if self._closed:
-            # The connection may have ended before, with frames left to handle.
-            return
         sender = connection.identity
         if sender is None:
             sender = bytes(frame)
@@ -230,8 +202,6 @@ class _Connection(asyncio.Protocol):
         self._unsent = b""
         """Frames from before there is a transport."""
         self._arrived = bytearray()
-        self.was_peer = False
-        """True from its end until its last frame has been handled, if it had the identity's messages."""
         self._closed = self._ended = False
         channel._connections.add(self)
         self._loop = asyncio.get_running_loop()
@@ -245,7 +215,7 @@ class _Connection(asyncio.Protocol):
         data = _SIZE.pack(len(frame)) + frame
         if self._transport is None:
             self._unsent += data
-        else:
+        elif not self._ended:
             self._transport.write(data)
 
     def close(self) -> None:
@@ -260,7 +230,7 @@ class _Connection(asyncio.Protocol):
         if self._transport is None:
             # It was closed before.
             self._socket.close()
-            self._channel.lost(self)
+            self._channel.ended(self)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
@@ -284,7 +254,6 @@ class _Connection(asyncio.Protocol):
             # If a write failed, since the peer is gone, what it had sent before is still unread.
             with contextlib.suppress(OSError):
                 self.data_received(self._socket.recv(_ALL_BYTES))
-        self._channel.lost(self)
         self._ended = True
         self._handle()
 
@@ -295,7 +264,7 @@ class _Connection(asyncio.Protocol):
             frame = self._next_frame()
             if frame is None:
                 if self._ended:
-                    self._channel.drained(self)
+                    self._channel.ended(self)
                 else:
                     self._transport.resume_reading()
                 return

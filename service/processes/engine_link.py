@@ -81,7 +81,7 @@ class EngineLink:
         """Number of fields of rollouts whose callers wait."""
         self._dead = ""
         """Why the engine answers no more, or empty."""
-        self._channel = Channel.connect(endpoint, identity, self._receive, self)
+        self._channel = Channel(self._receive, self).connect(endpoint, identity)
         # Sent alone, since arrays of the same batch could not be resolved yet.
         self._channel.send(memory.attachment())
         self._channel.flush()

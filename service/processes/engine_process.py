@@ -163,7 +163,7 @@ class EngineServer:
         """(model, version) -> configuration, its digest, its JSON."""
         self._state, self._queue = messages.EngineState(), messages.QueueState()
         self.endpoint = new_endpoint()
-        self._channel = Channel.listen(self.endpoint, self._receive, self, self.remove)
+        self._channel = Channel(self._receive, self, self.remove).listen(self.endpoint)
 
     async def run(self) -> None:
         """Publish state changes to the front ends until the device fails or the task is cancelled."""

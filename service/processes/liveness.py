@@ -39,7 +39,7 @@ class LivenessPipe:
         self._on_engines = on_engines
         self._numbers = itertools.count()
         self._scrapes: dict[int, asyncio.Future[bytes]] = {}
-        self._channel = Channel.connect(launch.endpoint, launch.identity, self._on_messages)
+        self._channel = Channel(self._on_messages).connect(launch.endpoint, launch.identity)
         self._heartbeats = asyncio.create_task(self._send_heartbeats())
 
     async def scrape(self) -> bytes:

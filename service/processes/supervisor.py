@@ -126,7 +126,7 @@ class Supervisor:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._on_signal)
             loop.add_signal_handler(signal.SIGHUP, self._on_hangup, on_hangup())
-        self._channel = Channel.listen(self._endpoint, self._receive)
+        self._channel = Channel(self._receive).listen(self._endpoint)
         tasks = [asyncio.create_task(self._supervise(child)) for child in self._children]
         for task in tasks:
             task.add_done_callback(self._on_supervised)

@@ -41,7 +41,7 @@ async def _fed(
             if isinstance(message, Heartbeat) and message.endpoint and not ready.done():
                 ready.set_result(message.endpoint)
 
-    supervisor = Channel.listen(endpoint := new_endpoint(), receive)
+    supervisor = Channel(receive).listen(endpoint := new_endpoint())
     launch = Launch("engine", 0, 1, os.getpid(), endpoint, settings)
     engine = await asyncio.create_subprocess_exec(
         sys.executable,

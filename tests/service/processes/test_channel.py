@@ -91,9 +91,9 @@ class Inbox:
 async def connected(*names: bytes) -> AsyncIterator[tuple[Channel, str, Inbox, list[Inbox]]]:
     """A listening channel that knows all peers, its address and inbox, and the peers' inboxes."""
     endpoint, inbox, others = new_endpoint(), Inbox(), [Inbox() for _ in names]
-    listening = Channel.listen(endpoint, inbox.receive)
+    listening = Channel(inbox.receive).listen(endpoint)
     peers = [
-        Channel.connect(endpoint, name, other.receive)
+        Channel(other.receive).connect(endpoint, name)
         for name, other in zip(names, others, strict=True)
     ]
     try:
@@ -140,7 +140,7 @@ def test_foreign_messages_are_ignored(run: Run) -> None:
             foreign = stranger(endpoint)
             foreign.sendall(framed(b"foreign", b"garbage", b"", b"one"))
             foreign.sendall(b"a size, and less than that")
-            mate = Channel.connect(endpoint, b"mate", lambda *_: None)
+            mate = Channel(lambda *_: None).connect(endpoint, b"mate")
             for number in range(200):
                 mate.send(Cancel(number))
                 mate.flush()
@@ -167,7 +167,7 @@ def test_a_message_larger_than_the_socket_takes_arrives_whole_and_in_order(run: 
 def test_messages_to_a_peer_that_left_are_dropped(run: Run) -> None:
     async def main() -> None:
         async with connected(b"a") as (listening, endpoint, inbox, (a,)):
-            peer = Channel.connect(endpoint, b"b", lambda *_: None)
+            peer = Channel(lambda *_: None).connect(endpoint, b"b")
             peer.send(Cancel(1))
             await inbox.until(1)
             peer.close()
@@ -176,7 +176,7 @@ def test_messages_to_a_peer_that_left_are_dropped(run: Run) -> None:
                     listening.send(Returned(number, "x" * 1_000_000), name)
                 listening.flush()
             assert len(await a.until(3)) == 3
-            gone = Channel.connect(new_endpoint(), b"c", lambda *_: None)
+            gone = Channel(lambda *_: None).connect(new_endpoint(), b"c")
             gone.send(Cancel(2))
             gone.flush()
             gone.close()
@@ -246,7 +246,7 @@ def test_a_write_that_fails_while_frames_are_handled_loses_none(run: Run) -> Non
             listening.send(Returned(0, None), sender)
             listening.flush()
 
-        listening = Channel.listen(endpoint, receive)
+        listening = Channel(receive).listen(endpoint)
         peer = stranger(endpoint)
         peer.sendall(framed(b"peer"))
         sent = sent_all(peer)
@@ -265,7 +265,7 @@ def test_a_peer_is_lost_once_after_its_last_message(run: Run) -> None:
             assert not lost
             found.extend(messages)
 
-        listening = Channel.listen(endpoint, receive, on_lost=lost.append)
+        listening = Channel(receive, on_lost=lost.append).listen(endpoint)
         peer = stranger(endpoint)
         peer.sendall(framed(b"peer", CANCELLED))
         await until(lambda: bool(found))
@@ -351,7 +351,7 @@ def test_a_channel_that_its_receiver_closes_receives_no_more(run: Run) -> None:
             found.extend(messages)
             listening.close()
 
-        listening = Channel.listen(endpoint, receive)
+        listening = Channel(receive).listen(endpoint)
         peer = stranger(endpoint)
         peer.sendall(framed(b"peer", *[CANCELLED] * 5))
         await until(lambda: bool(found))
@@ -369,7 +369,8 @@ def test_a_closed_channel_handles_nothing_of_a_peer_that_left_before(run: Run) -
             sent = sent_all(peer)
             peer.close()
             listening.send(Returned(0, None), b"peer")
-            await until(lambda: not listening._connections)
+            (connection,) = listening._connections
+            await until(lambda: connection._ended)
             listening.close()
             handled = len(inbox.messages)
             await asyncio.sleep(0.05)
@@ -382,10 +383,10 @@ def test_a_closed_channel_handles_nothing_of_a_peer_that_left_before(run: Run) -
 def test_a_channel_that_closes_leaves_no_connection(run: Run, turns: int) -> None:
     async def main() -> None:
         endpoint, inbox = new_endpoint(), Inbox()
-        listening = Channel.listen(endpoint, inbox.receive)
+        listening = Channel(inbox.receive).listen(endpoint)
         peer = stranger(endpoint)
         peer.sendall(framed(b"peer", CANCELLED))
-        mate = Channel.connect(endpoint, b"mate", inbox.receive)
+        mate = Channel(inbox.receive).connect(endpoint, b"mate")
         mate.send(Cancel(1))
         mate.flush()
         for _ in range(turns):
@@ -411,8 +412,8 @@ def test_a_channel_that_closes_leaves_no_connection(run: Run, turns: int) -> Non
 def test_the_event_loop_may_end_right_after_a_channel(run: Run, turns: int) -> None:
     async def main() -> None:
         endpoint = new_endpoint()
-        listening = Channel.listen(endpoint, lambda *_: None)
-        mate = Channel.connect(endpoint, b"mate", lambda *_: None)
+        listening = Channel(lambda *_: None).listen(endpoint)
+        mate = Channel(lambda *_: None).connect(endpoint, b"mate")
         for _ in range(turns):
             await asyncio.sleep(0)
         mate.close()
@@ -424,7 +425,7 @@ def test_the_event_loop_may_end_right_after_a_channel(run: Run, turns: int) -> N
 def test_what_was_flushed_arrives_from_a_channel_that_closes(run: Run) -> None:
     async def main() -> None:
         async with connected() as (_, endpoint, inbox, _):
-            peer = Channel.connect(endpoint, b"peer", lambda *_: None)
+            peer = Channel(lambda *_: None).connect(endpoint, b"peer")
             await asyncio.sleep(0.05)
             peer.send(Returned(1, "x" * 50_000))
             peer.flush()
@@ -454,7 +455,7 @@ def test_a_second_peer_of_the_same_name_is_refused(run: Run) -> None:
     async def main() -> None:
         async with connected(b"a") as (listening, endpoint, inbox, (a,)):
             other = Inbox()
-            second = Channel.connect(endpoint, b"a", other.receive)
+            second = Channel(other.receive).connect(endpoint, b"a")
             second.send(Cancel(1))
             third = stranger(endpoint)
             third.sendall(framed(b"a", b"b", CANCELLED))
