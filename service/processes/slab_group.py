@@ -299,15 +299,11 @@ class SlabGroup:
 
     def _send(self, *commands: Command) -> None:
         with self._sending:
+            self._notes.extend(commands)
             while self._notes:
-                self._send_one(self._notes.popleft())
-            for command in commands:
-                self._send_one(command)
-
-    def _send_one(self, command: Command) -> None:
-        data = self._encoder.encode(command)
-        for rank in self._ranks:
-            rank.connection.send_bytes(data)
+                data = self._encoder.encode(self._notes.popleft())
+                for rank in self._ranks:
+                    rank.connection.send_bytes(data)
 
     def _unmap(self, number: int) -> None:
         del self._addresses[number]
