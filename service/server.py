@@ -17,7 +17,7 @@ import uvicorn
 from turbofno.service import logs
 from turbofno.service.app import create_app, drain
 from turbofno.service.context import AppContext
-from turbofno.service.http.edge import Edge, edge_protocol
+from turbofno.service.http.edge import Edge
 from turbofno.service.http.tls import Certificates, tls_options
 from turbofno.service.settings import env_name, exposure_warnings, http_url, misspelt_variables
 from turbofno.service.system import on_hangup, with_descriptors
@@ -103,13 +103,12 @@ def keep_objects() -> None:
 
 def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     """The configuration of uvicorn. Raises ValueError if TLS cannot be set up."""
-    context: AppContext = app.state.context
     return uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http=edge_protocol(context),
+        http=Edge,
         ws="none",
         lifespan="on",
         log_config=None,

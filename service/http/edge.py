@@ -35,15 +35,6 @@ MOST_PIPELINED = 4
 _LENGTH = re.compile(rb"\r\ncontent-length: *([0-9]+)\r\n", re.IGNORECASE)
 
 
-def edge_protocol(context: AppContext) -> type[Edge]:
-    """The protocol class of an application: uvicorn instantiates it once per connection."""
-
-    class ContextEdge(Edge):
-        app_context = context
-
-    return ContextEdge
-
-
 class Edge(HttpToolsProtocol):
     """One connection. Its own refusals have a JSON body for clients of both protocols: `error` and RFC 9457's members."""
 
@@ -51,14 +42,14 @@ class Edge(HttpToolsProtocol):
     # hundreds of connections.
     __slots__ = (
         "_admitted", "_arriving", "_behind", "_half_closed", "_head", "_header_bytes", "_idle_since", "_limits", "_reception",
-        "_timers", "_unanswered",
+        "_timers", "_unanswered", "app_context",
     )  # fmt: skip
-    app_context: AppContext
     cycle: Any
     """The newest exchange, by the name that uvicorn uses."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.app_context: AppContext = self.config.app.state.context  # type: ignore[union-attr]
         self._limits = self.app_context.settings
         self._header_bytes = 0
         self._behind = False

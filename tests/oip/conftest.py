@@ -70,7 +70,7 @@ def _own_server(repository: Path) -> Iterator[str]:
 
     from tests.service.tiny import save_tiny
     from turbofno.service.app import create_app
-    from turbofno.service.http.edge import edge_protocol
+    from turbofno.service.http.edge import Edge
     from turbofno.service.settings import Settings
 
     save_tiny(repository, "tiny-2d", n_dim=2)
@@ -84,7 +84,7 @@ def _own_server(repository: Path) -> Iterator[str]:
         log_config=None,
         access_log=False,
         ws="none",
-        http=edge_protocol(app.state.context),
+        http=Edge,
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), name="oip-server")

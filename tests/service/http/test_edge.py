@@ -388,7 +388,7 @@ async def test_the_limit_of_a_header_holds_however_its_bytes_arrive(
             super().__init__(*args, **kwargs)
             made.append(self)
 
-    monkeypatch.setattr(edge, "Edge", Noted)
+    monkeypatch.setattr("turbofno.service.server.Edge", Noted)
     most, earlier = 600, 1 if before else 0
     async with listening(max_header_bytes=most) as (port, _, context):
 
