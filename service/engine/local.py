@@ -163,17 +163,10 @@ class LocalEngine:
     ) -> Ticket | None:
         """The ticket of a request; None if its outcome was set. `kinds` caches the kinds of a block."""
         shape = request.fields.shape
-        size, key = (
-            shape[0],
-            (
-                id(request.config),
-                request.model,
-                request.version,
-                shape[1:],
-                request.priority,
-                request.vjp,
-            ),
-        )
+        size = shape[0]
+        key = (
+            id(request.config), request.model, request.version, shape[1:], request.priority, request.vjp,
+        )  # fmt: skip
         try:
             kind = kinds.get(key)
             if kind is None:

@@ -55,7 +55,6 @@ class Rollouts:
         self._run_on_device = run_on_device
         self._groups: dict[tuple[int, tuple[int, ...]], _Group] = {}
         """By the id of the model's instance, since a reload makes a new one, and the shape of a field."""
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, model: Steppable, request: RolloutRequest) -> AsyncGenerator[Frame]:
         """Yield the frames of one rollout; see Engine.rollout."""
@@ -83,9 +82,7 @@ class Rollouts:
         if group is None:
             limit = self._policy.limit(fields.nbytes // len(fields), model=model.name)
             group = self._groups[key] = _Group(model, limit, self._metrics, self._run_on_device)
-            task = asyncio.create_task(group.run(partial(self._groups.pop, key)))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            group.task = asyncio.create_task(group.run(partial(self._groups.pop, key)))
         group.join(member)
         return group
 
@@ -208,6 +205,8 @@ class _Group:
     """Members of a failed turn: each runs alone once."""
     steps: int = 1
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+    """Takes the turns."""
 
     def join(self, member: _Member) -> None:
         self.members.append(member)
