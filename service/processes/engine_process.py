@@ -198,7 +198,7 @@ class EngineServer:
         front_end = self._front_ends.get(self._channel.peer)
         if front_end is None:
             raise Unavailable("the front end is gone")
-        return front_end.memory.array(reference)
+        return front_end.memory.view(reference)
 
     def close(self) -> None:
         """Send pending messages and stop listening."""

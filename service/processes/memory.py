@@ -83,7 +83,6 @@ class SlotMemory(_Memory):
 
     @property
     def used_bytes(self) -> int:
-        """Bytes allocated."""
         self._reclaim()
         return self._size - sum(stop - start for start, stop in self._free)
 
@@ -163,8 +162,6 @@ class AttachedMemory(_Memory):
             super().__init__(mmap.mmap(fd, attachment.size))
         finally:
             os.close(fd)
-
-    array = _Memory.view
 
 
 def _address(array: NDArray[Any]) -> int:

@@ -46,7 +46,7 @@ class Follower(Slabs):
         self._memories: dict[int, AttachedMemory] = {}
 
     def array(self, memory: int, offset: int, shape: Sequence[int]) -> Fields:
-        return self._memories[memory].array((offset, shape))
+        return self._memories[memory].view((offset, shape))
 
     def map(self, number: int, attachment: object) -> None:
         """Map a memory, in which arrays of commands lie."""

@@ -76,7 +76,7 @@ def test_arrays_are_visible_in_another_process(
     fields = generator().standard_normal(shape).astype(np.float32)
     placed = memory.array(shape)
     placed[...] = fields
-    attached = AttachedMemory(memory.attachment()).array(memory.span(placed))
+    attached = AttachedMemory(memory.attachment()).view(memory.span(placed))
     assert np.array_equal(attached, fields)
     assert attached.shape == shape
     attached[...] = 7

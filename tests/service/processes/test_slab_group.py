@@ -123,7 +123,7 @@ def test_a_command_on_a_new_grid_may_take_longer_and_less_once_this_rank_failed(
 def test_the_memory_of_a_front_end_that_died_is_replaced() -> None:
     memory = SlotMemory(1 << 20)
     attachment = msgspec.structs.replace(memory.attachment(), pid=2**22 + 1)
-    fields = _mapped(attachment).array((0, (4,)))
+    fields = _mapped(attachment).view((0, (4,)))
     assert not fields.any()
 
 
