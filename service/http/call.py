@@ -205,7 +205,6 @@ class Reply:
 
 
 def encoded(headers: Mapping[str, str]) -> Lines:
-    """Headers as lines."""
     return [f"{name.lower()}: {value}".encode("latin-1") for name, value in headers.items()]
 
 

@@ -28,7 +28,6 @@ class EagerTask:
 
     @property
     def ended(self) -> bool:
-        """True if the coroutine has returned."""
         return self._waits_for is None
 
     def cancel(self, msg: object = None) -> None:

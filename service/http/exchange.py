@@ -88,7 +88,6 @@ class Exchange(Call):
         self._wake()
 
     def end_body(self) -> None:
-        """Mark the body as complete."""
         self.complete = True
         if self._unread > _UNREAD_BYTES:
             # A disconnect is detected only while the connection is read.

@@ -42,8 +42,6 @@ _OUTPUT_GRID = Parameter(
 
 
 class Parameters(NamedTuple):
-    """Parameters of a prediction."""
-
     reader: Codec
     writer: Codec
     priority: int

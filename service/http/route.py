@@ -89,12 +89,10 @@ def error_responses(path: str, errors: Mapping[int, str]) -> dict[int | str, dic
 
 
 def json_reply(document: object, status: int = 200) -> Reply:
-    """A reply with a JSON document."""
     return Reply(status, [b"content-type: application/json"], (msgspec.json.encode(document),))
 
 
 def json_content(kind: Any) -> dict[str, Any]:
-    """The content of a JSON document of this type in OpenAPI."""
     return {"application/json": {"schema": schema_of(kind)}}
 
 

@@ -14,12 +14,13 @@ import torch
 
 from turbofno.service.engine.interface import NO_FIELDS, Fields
 from turbofno.service.engine.out_of_memory import out_of_memory, release_frames
+from turbofno.service.engine.runnable import Ran
 from turbofno.service.errors import InferenceFailed, InvalidField, ServiceError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from turbofno.service.engine.runnable import Execution, ModelOutput, Runnable
+    from turbofno.service.engine.runnable import ModelOutput, Runnable
     from turbofno.service.pipeline.ticket import Slice, Ticket
 
     Parts = list[tuple[int, Slice]]
@@ -42,9 +43,7 @@ class BatchReport:
     gather_seconds: float = 0.0
     compute_seconds: float = 0.0
     scatter_seconds: float = 0.0
-    backend: str = ""
-    precision: str = "fp32"
-    execution: Execution = "none"
+    ran: Ran = field(default_factory=partial(Ran, ""))
     splits: int = 0
     """Number of splits because memory ran out."""
     largest_run: int = 0
@@ -187,7 +186,7 @@ class Batch:
         report = self.report
         report.gather_seconds += output.gather_seconds
         report.compute_seconds += output.compute_seconds
-        report.backend, report.precision, report.execution, _ = output.ran
+        report.ran = output.ran
         report.largest_run = max(report.largest_run, _size(parts))
         # NaN and infinity propagate through a sum: check fields only if it is not finite (it may also overflow).
         total = output.total

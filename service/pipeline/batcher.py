@@ -31,7 +31,6 @@ class Policy:
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """The policy of these settings."""
         return cls(
             settings.max_batch_size,
             settings.max_batch_bytes,
@@ -93,7 +92,6 @@ class Batcher:
         self._queues[kind.bucket].sort(kind.flow)
 
     def limit(self, kind: Kind) -> int:
-        """Most fields in a batch of this kind."""
         lowered = self.lowered.get(kind.bucket)
         if lowered is not None:
             return lowered

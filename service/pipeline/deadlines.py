@@ -32,7 +32,6 @@ class Deadlines:
             self._plan(min(deadlines))
 
     def close(self) -> None:
-        """Search no more."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -53,7 +53,6 @@ class QueueCapacity:
         self.total = 0
 
     def waiting(self, model: str, version: str) -> int:
-        """Number of waiting fields of a model."""
         return self._waiting[model, version]
 
     def reserve(self, ticket: Ticket) -> None:
@@ -267,7 +266,6 @@ class QueueCapacity:
         return PayloadTooLarge(f"{message} Send fewer fields in a request.") if never else error
 
     def _batch_limit(self, kind: Kind) -> int:
-        """Most fields in a batch of that kind."""
         return self._policy.limit(kind.field_bytes, kind.gradient_bytes, model=kind.flow.model)
 
     def _count(self, kind: Kind, fields: int, ahead: int) -> None:

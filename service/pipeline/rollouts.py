@@ -148,7 +148,6 @@ class _Member:
         trust: dict[str, NDArray[np.float32]],
         steps: int,
     ) -> None:
-        """Apply the result of a turn."""
         # False for NaN, too
         fine = (excess <= 1.0).all(axis=1)
         good = steps if fine.all() else int(np.argmin(fine))

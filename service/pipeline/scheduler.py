@@ -98,7 +98,6 @@ class Scheduler:
         """Why the device was lost, or empty."""
 
     def start(self) -> None:
-        """Start the device threads."""
         self._loop = asyncio.get_running_loop()
         self._worker.start()
 
@@ -294,7 +293,7 @@ class Scheduler:
                 )
             else:
                 answer.compute_seconds += result.compute_seconds
-                answer.backend, answer.precision = result.backend, result.precision
+                answer.backend, answer.precision = result.ran[:2]
                 error = result.errors.get(index)
             if ticket.ended:
                 # Its outcome was delayed only because the batch might still write to its output buffer.
@@ -324,8 +323,8 @@ class Scheduler:
         self._metrics.ran(
             model,
             version,
-            report.backend or "none",
-            report.precision,
+            report.ran.backend or "none",
+            report.ran.precision,
             report.size,
             report.size / self._max_batch,
             self._capacity.waiting(model, version),

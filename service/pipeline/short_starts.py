@@ -42,7 +42,7 @@ class ShortStarts:
             # A graph that was captured may have evicted others of this model.
             runnable = group[0].runnable
             self._known = {one for one in self._known if one[0].runnable != runnable}
-        elif group[0].vjp is None and report.execution != "slabs":
+        elif group[0].vjp is None and report.ran.execution != "slabs":
             # Of gradients a later start may take long; that of fields cut over several devices waits for these.
             if len(self._known) == _MOST_GROUPS:
                 self.forget()

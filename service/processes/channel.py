@@ -109,7 +109,6 @@ class Channel:
         self._outgoing.setdefault(to, []).append(message)
 
     def flush(self) -> None:
-        """Send the messages so far."""
         outgoing, self._outgoing = self._outgoing, {}
         for to, messages in outgoing.items():
             if connection := self._peers.get(to):

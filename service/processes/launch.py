@@ -58,7 +58,6 @@ class Launch:
         return (self.settings.devices or (self.settings.device,))[0].split("+")
 
     def dump(self) -> bytes:
-        """Serialise for `enter`."""
         # Unlike dump_json this keeps infinite seconds.
         return json.dumps(_SERIAL.dump_python(self, mode="json")).encode()
 

@@ -35,7 +35,6 @@ class MetricsSum(Collector):
         self._retired: list[Metric] = []
 
     def update(self, identity: bytes, text: bytes) -> None:
-        """Replace the metrics of a process."""
         families = list(text_string_to_metric_families(text.decode()))
         process = identity.decode().rpartition(".")[0]
         self._latest[identity] = [_labelled(family, process) for family in families]

@@ -182,7 +182,6 @@ class SlabGroup:
         logger.error("the group of %s is lost: %s", self.name, self.lost)
 
     async def close(self) -> None:
-        """End the other ranks."""
         for rank in self._ranks:
             if rank.process.returncode is None:
                 rank.process.kill()
@@ -334,7 +333,6 @@ def _addresses(memory: NDArray[np.uint8]) -> range:
 
 
 async def _started(launch: Launch) -> _Rank:
-    """Start the process of a rank."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = await asyncio.create_subprocess_exec(

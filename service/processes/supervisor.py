@@ -103,7 +103,6 @@ class Supervisor:
         self._on_engines = on_engines
 
     def stop(self) -> None:
-        """Let `run` end the processes and return."""
         self._stop.set()
 
     @property

@@ -74,12 +74,12 @@ def _trace(
     )
     if report.compute_seconds:
         # Its duration is measured; it starts after the gathering.
-        begun = unix(report.started + report.gather_seconds)
+        begun, ran = unix(report.started + report.gather_seconds), report.ran
         compute = tracer.start_span(
             "compute",
             trace.set_span_in_context(batch),
             start_time=begun,
-            attributes={"turbofno.backend": report.backend, "turbofno.precision": report.precision},
+            attributes={"turbofno.backend": ran.backend, "turbofno.precision": ran.precision},
         )
         compute.end(min(ended, begun + int(report.compute_seconds * 1e9)))
     if (error := report.errors.get(index)) is not None:
