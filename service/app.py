@@ -22,7 +22,7 @@ from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline.admission import Admission
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.triton_metrics import TritonMetrics
-from turbofno.service.version import SERVER, VERSION
+from turbofno.service.version import SERVER
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -55,7 +55,7 @@ def create_app(
     Raises:
         ValueError: a wrong repository, model name, device or key file; tracing that cannot be set up.
     """
-    metrics = metrics or Metrics(version=VERSION)
+    metrics = metrics or Metrics()
     if settings.triton_metrics:
         metrics.registry.register(TritonMetrics(metrics))
     slots = slots or QueueCapacity(settings, metrics)

@@ -24,6 +24,7 @@ from prometheus_client.registry import Collector
 
 from turbofno.service.answer_warnings import REASONS as WARNING_REASONS
 from turbofno.service.histogram_batch import HistogramBatch
+from turbofno.service.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -107,8 +108,8 @@ class _Pending(Collector):
 class Metrics:
     """All metrics, registered in `registry`, so that a process can have several applications."""
 
-    def __init__(self, registry: CollectorRegistry | None = None, *, version: str = "0") -> None:
-        self.registry = registry or CollectorRegistry()
+    def __init__(self, *, version: str = VERSION) -> None:
+        self.registry = CollectorRegistry()
         self._answered: defaultdict[tuple[Any, ...], list[_Answered]] = defaultdict(list)
         """By model, version, protocol, status and names of the steps."""
         self._ran: list[_Ran] = []

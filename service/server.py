@@ -67,13 +67,12 @@ def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
     try:
         settings = with_descriptors(settings)
         app = create_app(settings)
-        config = server_config(app, settings)
+        server = DrainingServer(app, on_ready, terminal_is_gone)
     except (ValueError, OSError) as error:
         logger.error("cannot start: %s", error)
         return 1
     keep_objects()
     context: AppContext = app.state.context
-    server = DrainingServer(config, context, on_ready, terminal_is_gone)
     try:
         server.run()
     except SystemExit:
@@ -101,8 +100,9 @@ def keep_objects() -> None:
     gc.set_threshold(YOUNG_OBJECTS)
 
 
-def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
+def server_config(app: FastAPI) -> uvicorn.Config:
     """The configuration of uvicorn. Raises ValueError if TLS cannot be set up."""
+    settings: Settings = app.state.context.settings
     return uvicorn.Config(
         app,
         host=settings.host,
@@ -131,13 +131,13 @@ class DrainingServer(uvicorn.Server):
 
     def __init__(
         self,
-        config: uvicorn.Config,
-        context: AppContext,
+        app: FastAPI,
         on_ready: OnReady | None,
         terminal_is_gone: Callable[[], bool],
     ) -> None:
-        super().__init__(config)
-        self._context = context
+        """Raises ValueError if TLS cannot be set up."""
+        super().__init__(server_config(app))
+        self._context: AppContext = app.state.context
         self._on_ready = on_ready
         self._terminal_is_gone = terminal_is_gone
         self._certificates: Certificates | None = None

@@ -74,7 +74,7 @@ class Load:
     """Connections, each with one request at a time."""
 
     def __init__(self, app: Any, settings: Settings, connections: int) -> None:
-        config = server_config(app, settings)
+        config = server_config(app)
         config.load()
         field = np.random.default_rng().standard_normal((1, 1, 64, 64), np.float32)
         self._request = TURBOFNO["binary"].request(field, model=LIGHT, port=settings.port)

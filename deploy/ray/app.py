@@ -24,7 +24,6 @@ from turbofno.service.processes.supervisor import KILL_SECONDS
 from turbofno.service.server import SWITCH_SECONDS
 from turbofno.service.settings import Settings, env_name
 from turbofno.service.system import keep_freed_memory
-from turbofno.service.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -103,7 +102,7 @@ def replica_application(settings: Settings) -> FastAPI:
         fraction = settings.device_memory_fraction * share
         settings = settings.model_copy(update={"device_memory_fraction": fraction})
     if settings.frontends:
-        metrics = Metrics(version=VERSION)
+        metrics = Metrics()
         engine = SupervisedEngine(settings, metrics)
         app = create_app(
             settings, engine=engine, metrics=metrics, slots=engine.queue, scrape=engine.scrape

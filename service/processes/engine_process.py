@@ -28,7 +28,6 @@ from turbofno.service.runtime.device import resolve_device
 from turbofno.service.runtime.page_locked import lock
 from turbofno.service.server import keep_objects
 from turbofno.service.triton_metrics import TritonMetrics
-from turbofno.service.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -368,7 +367,7 @@ async def run(launch: Launch) -> int:
     Raises:
         ValueError: a wrong repository, model name or device.
     """
-    metrics = Metrics(version=VERSION)
+    metrics = Metrics()
     if launch.settings.triton_metrics:
         metrics.registry.register(TritonMetrics(metrics))
     capacity = QueueCapacity(launch.settings, metrics)

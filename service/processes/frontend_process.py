@@ -11,8 +11,7 @@ from turbofno.service.processes.liveness import LivenessPipe
 from turbofno.service.processes.messages import Heartbeat
 from turbofno.service.processes.port import bind
 from turbofno.service.processes.remote_engine import RemoteEngine
-from turbofno.service.server import DrainingServer, server_config
-from turbofno.service.version import VERSION
+from turbofno.service.server import DrainingServer
 
 if TYPE_CHECKING:
     from turbofno.service.processes.launch import Launch
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 async def run(launch: Launch) -> int:
     """Serve HTTP until SIGTERM. Returns the exit status: 1 if the drain was cut short."""
     settings = launch.settings
-    metrics = Metrics(version=VERSION)
+    metrics = Metrics()
     engine = RemoteEngine(launch.identity, settings, metrics)
     pipe = LivenessPipe(
         launch, metrics.registry, make_heartbeat=Heartbeat, on_engines=engine.set_engines
@@ -30,10 +29,7 @@ async def run(launch: Launch) -> int:
         app = create_app(
             settings, engine=engine, metrics=metrics, slots=engine.queue, scrape=pipe.scrape
         )
-        config = server_config(app, settings)
-        server = DrainingServer(
-            config, app.state.context, greet if launch.banner else None, lambda: False
-        )
+        server = DrainingServer(app, greet if launch.banner else None, lambda: False)
         await server.serve(sockets=[bind(settings, shared=True)])
     finally:
         # Before the first heartbeat, if the settings are wrong: the supervisor starts again what has been up.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @asynccontextmanager
 async def served(app: FastAPI, *, over_asgi: bool = False) -> AsyncIterator[int]:
     """Serve the application with `Edge`, or with uvicorn's own protocol over ASGI; yield its port."""
-    config = server_config(app, app.state.context.settings)
+    config = server_config(app)
     if over_asgi:
         config.http = HttpToolsProtocol
     server = uvicorn.Server(config)
