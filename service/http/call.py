@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import msgspec
+
 from turbofno.service.context import AppContext
 from turbofno.service.engine.interface import PredictResult
 from turbofno.service.logs import accept_request_id
@@ -184,24 +186,18 @@ class Call:
         self.steps["queue"], self.steps["compute"] = result.queue_seconds, result.compute_seconds
 
 
-class Reply:
+class Reply(msgspec.Struct, eq=False):
     """A status, headers and a body in pieces, which a stream of further pieces may follow."""
 
-    __slots__ = ("body", "headers", "size", "status", "stream")
+    status: int
+    headers: Sequence[bytes] = ()
+    body: Sequence[Bytes] = ()
+    stream: AsyncGenerator[Bytes] | None = None
+    size: int = 0
+    """Length of `body` in bytes."""
 
-    def __init__(
-        self,
-        status: int,
-        headers: Sequence[bytes] = (),
-        body: Sequence[Bytes] = (),
-        stream: AsyncGenerator[Bytes] | None = None,
-    ) -> None:
-        self.status = status
-        self.headers = headers
-        self.body = body
-        self.size = sum(map(len, body))
-        """Length of `body` in bytes."""
-        self.stream = stream
+    def __post_init__(self) -> None:
+        self.size = sum(map(len, self.body))
 
 
 def encoded(headers: Mapping[str, str]) -> Lines:

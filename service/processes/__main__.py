@@ -8,7 +8,7 @@ import sys
 
 import uvloop
 
-from turbofno.service.processes.launch import EX_CONFIG, enter
+from turbofno.service.processes.launch import enter
 from turbofno.service.server import SWITCH_SECONDS, keep_objects
 
 
@@ -24,7 +24,7 @@ def main() -> int:
         return uvloop.run(run(launch))
     except (ValueError, OSError) as error:
         logging.getLogger(__name__).error("cannot start: %s", error)
-        return EX_CONFIG
+        return os.EX_CONFIG
 
 
 if __name__ == "__main__":

@@ -16,8 +16,6 @@ from turbofno.service.engine.interface import RecoveryRecord
 from turbofno.service.settings import Settings
 from turbofno.service.system import keep_freed_memory
 
-EX_CONFIG = 78
-"""Exit status for a configuration error, as in sysexits.h: a restart would not help."""
 _PR_SET_PDEATHSIG = 1
 
 

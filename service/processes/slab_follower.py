@@ -18,7 +18,7 @@ import torch
 
 from turbofno.models.core.checkpoint import load_model
 from turbofno.service.pipeline.worker import arithmetic_threads
-from turbofno.service.processes.launch import EX_CONFIG, enter
+from turbofno.service.processes.launch import enter
 from turbofno.service.processes.memory import AttachedMemory, SlotMemory
 from turbofno.service.processes.messages import Attach
 from turbofno.service.processes.slab_commands import Answer, Done, Failed, decoder
@@ -87,7 +87,7 @@ def main() -> int:
         device = prepare_device(settings)
     except ValueError as error:
         logger.error("cannot start: %s", error)
-        return EX_CONFIG
+        return os.EX_CONFIG
     on_cpu = device.type == "cpu"
     torch.set_num_threads(settings.torch_threads or arithmetic_threads(on_cpu=on_cpu))
     follower = Follower(device, settings.model_repository)

@@ -18,7 +18,7 @@ from prometheus_client import generate_latest
 
 from turbofno.service.processes import messages
 from turbofno.service.processes.channel import Channel, new_endpoint
-from turbofno.service.processes.launch import EX_CONFIG, Launch
+from turbofno.service.processes.launch import Launch
 from turbofno.service.processes.liveness import HEARTBEAT_SECONDS, SCRAPE_SECONDS
 from turbofno.service.processes.metrics_sum import MetricsSum
 from turbofno.service.system import on_hangup
@@ -155,7 +155,8 @@ class Supervisor:
             if self._stop.is_set():
                 return
             child.failed_starts = 0 if child.heartbeat else child.failed_starts + 1
-            if status == EX_CONFIG and not child.was_up:
+            if status == os.EX_CONFIG and not child.was_up:
+                # A restart would not help.
                 self._failed = f"{child.launch.name} cannot start: its log says why"
                 self._stop.set()
                 return
