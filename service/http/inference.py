@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Sequence
 
 from turbofno.service.answer_warnings import AnswerWarning, AnswerWarnings
 from turbofno.service.codec.fields import answered_grid
@@ -109,9 +109,8 @@ async def warnings_of(
     return count_warnings(call, found)
 
 
-def count_warnings(call: Call, warnings: Iterable[AnswerWarning]) -> tuple[str, ...]:
+def count_warnings(call: Call, warnings: Sequence[AnswerWarning]) -> tuple[str, ...]:
     """Note the warnings' reasons, to be counted; return their texts."""
-    warnings = tuple(warnings)
     if not warnings:
         return ()
     call.warned += tuple(dict.fromkeys([one.reason for one in warnings]))

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
+
 from turbofno.service.errors import PayloadTooLarge, Unavailable
 from turbofno.service.settings import Settings, env_name
 
@@ -42,27 +44,19 @@ class _Bytes:
     held: int = 0
 
 
-class Admitted:
+class Admitted(msgspec.Struct, eq=False):
     """An admitted request: the bytes that it holds, of its body, then of its answer; and a queue slot, until it is queued.
 
     For the event loop only.
     """
 
-    __slots__ = ("_admission", "_counted", "_held", "_model", "slot")
-
-    def __init__(
-        self,
-        admission: Admission | None = None,
-        counted: Sequence[_Bytes] = (),
-        model: str = "",
-        slot: tuple[str, str] | None = None,
-    ) -> None:
-        """`counted` are what its bytes are part of; `slot` is model and version of the queue, None once it is released."""
-        self._admission = admission
-        self._counted = counted
-        self._model = model
-        self.slot = slot
-        self._held = 0
+    _admission: Admission | None = None
+    _counted: Sequence[_Bytes] = ()
+    """What its bytes are part of."""
+    _model: str = ""
+    slot: tuple[str, str] | None = None
+    """Model and version of the queue; None once it is released."""
+    _held: int = 0
 
     def leave(self) -> None:
         """Release everything at the end of the request. Idempotent."""
