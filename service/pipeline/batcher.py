@@ -208,44 +208,32 @@ class _Queue:
         batch: list[Slice] = []
         room = limit
         for flow in (first, *sorted(self.lanes.keys() - {first})):
-            room = self._take(flow, room, limit, now, batch, expired)
+            lane = self.lanes[flow]
+            while room and lane:
+                order, ticket = lane.popitem(last=False)
+                start, deadline = ticket.dispatched, ticket.request.deadline
+                # A deadline is for the start of the work: it is met once a part has run.
+                late = start == 0 and deadline is not None and deadline <= now
+                settled = ticket.settled
+                if late or settled:
+                    self.fields -= ticket.size - start
+                    if not settled:
+                        expired.append(ticket)
+                    continue
+                if room < ticket.size <= limit:
+                    lane[order] = ticket
+                    lane.move_to_end(order, last=False)
+                    break
+                count = min(ticket.size - start, room)
+                ticket.dispatched += count
+                self.fields -= count
+                room -= count
+                batch.append(Slice(ticket, start, ticket.dispatched))
+                if ticket.dispatched < ticket.size:
+                    ticket.requeue()
+                    lane[ticket.order] = ticket
+            if not lane:
+                del self.lanes[flow]
             if not batch:
                 break
         return batch
-
-    def _take(
-        self,
-        flow: Flow,
-        room: int,
-        limit: int,
-        now: float,
-        batch: list[Slice],
-        expired: list[Ticket],
-    ) -> int:
-        """Move what fits from the head of one lane into the batch. Returns how many more fields fit."""
-        lane = self.lanes[flow]
-        while room and lane:
-            order, ticket = lane.popitem(last=False)
-            start, deadline = ticket.dispatched, ticket.request.deadline
-            # A deadline is for the start of the work: it is met once a part has run.
-            late, settled = start == 0 and deadline is not None and deadline <= now, ticket.settled
-            if late or settled:
-                self.fields -= ticket.size - start
-                if not settled:
-                    expired.append(ticket)
-                continue
-            if room < ticket.size <= limit:
-                lane[order] = ticket
-                lane.move_to_end(order, last=False)
-                break
-            count = min(ticket.size - start, room)
-            ticket.dispatched += count
-            self.fields -= count
-            room -= count
-            batch.append(Slice(ticket, start, ticket.dispatched))
-            if ticket.dispatched < ticket.size:
-                ticket.requeue()
-                lane[ticket.order] = ticket
-        if not lane:
-            del self.lanes[flow]
-        return room

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from turbofno.service.engine.interface import PredictRequest
     from turbofno.service.metrics import Metrics
-    from turbofno.service.pipeline.shares import Flow
 
 _SMOOTHING = 0.2
 """Weight of the newest batch in the drain rate."""
@@ -64,7 +63,16 @@ class QueueCapacity:
         kind, deadline = ticket.kind, ticket.request.deadline
         self.check(kind.bucket.model, kind.bucket.version, ticket.size)
         if deadline is not None:
-            self._check_deadline(kind.flow, deadline - ticket.arrival, ticket.arrival)
+            allowed, flow = deadline - ticket.arrival, kind.flow
+            wait = self.wait_seconds(flow.model, flow.level, ticket.arrival)
+            if wait * _MARGIN > allowed > 0.0:
+                raise self.queue_full(
+                    "too_late",
+                    flow.model,
+                    f"the work ahead of this request takes about {wait:.2g} s, but the request must start within "
+                    f"{allowed:.2g} s (its own time limit, or {env_name('request_deadline_seconds')}).",
+                    wait * _MARGIN - allowed,
+                )
         self._count(kind, ticket.size, min(ticket.size, self._batch_limit(kind)))
 
     def reserve_all(self, tickets: Sequence[Ticket], *, at_once: bool = False) -> bool:
@@ -236,17 +244,6 @@ class QueueCapacity:
             f"the queue {whose} holds {waiting} fields and has no room for {fields} more: "
             f"the limit is {getattr(settings, setting)} ({env_name(setting)}).",
         )
-
-    def _check_deadline(self, flow: Flow, allowed: float, now: float) -> None:
-        wait = self.wait_seconds(flow.model, flow.level, now)
-        if wait * _MARGIN > allowed > 0.0:
-            raise self.queue_full(
-                "too_late",
-                flow.model,
-                f"the work ahead of this request takes about {wait:.2g} s, but the request must start within "
-                f"{allowed:.2g} s (its own time limit, or {env_name('request_deadline_seconds')}).",
-                wait * _MARGIN - allowed,
-            )
 
     def queue_full(
         self, reason: str, model: str, message: str, retry_after: float | None = None
