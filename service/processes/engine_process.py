@@ -223,12 +223,18 @@ class EngineServer:
 
     def _handle(self, front_end: _FrontEnd, message: messages.Message) -> None:
         match message:
-            case messages.StartRollout() | messages.Call():
-                self._start_task(front_end, message)
+            case messages.StartRollout():
+                rollout = asyncio.create_task(self._rollout(front_end, message))
+                front_end.rollouts[message.id] = rollout
+                rollout.add_done_callback(partial(self._answer, front_end, message.id))
+            case messages.Call():
+                call = asyncio.create_task(self._call(message))
+                self._calls.add(call)
+                call.add_done_callback(partial(self._answer, front_end, message.id))
             case messages.Ack() if writer := front_end.writers.get(message.id):
                 writer.ack()
-            case messages.Cancel() if rollout := front_end.rollouts.get(message.id):
-                rollout.cancel()
+            case messages.Cancel() if running := front_end.rollouts.get(message.id):
+                running.cancel()
             case messages.Cancel() if answer := front_end.answer(message.id):
                 if answer.drop(message.id) and answer.ticket is not None:
                     self._engine.cancel(answer.ticket)
@@ -274,19 +280,8 @@ class EngineServer:
         for (_, answer), ticket in zip(block, tickets, strict=True):
             answer.expect(ticket)
 
-    def _start_task(
-        self, front_end: _FrontEnd, message: messages.StartRollout | messages.Call
-    ) -> None:
-        """Start a task and answer when it is done, even if it is cancelled before its first step."""
-        if isinstance(message, messages.Call):
-            task = asyncio.create_task(self._call(message))
-            self._calls.add(task)
-        else:
-            task = asyncio.create_task(self._rollout(front_end, message))
-            front_end.rollouts[message.id] = task
-        task.add_done_callback(partial(self._answer, front_end, message.id))
-
     def _answer(self, front_end: _FrontEnd, number: int, task: asyncio.Task[Any]) -> None:
+        """Send the outcome of a rollout or call, also if it was cancelled before its first step."""
         self._calls.discard(task)
         front_end.rollouts.pop(number, None)
         error = CANCELLED if task.cancelled() else task.exception()
