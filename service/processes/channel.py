@@ -9,7 +9,7 @@ import os
 import secrets
 import socket
 import struct
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -34,16 +34,6 @@ _PAUSE_SECONDS = 1.0
 logger = logging.getLogger(__name__)
 
 
-class References(Protocol):
-    """Encodes values that both sides have, arrays and configurations, as references."""
-
-    def refer(self, value: Any) -> Any:
-        """The reference to send to `Channel.peer` in place of a value."""
-
-    def resolve(self, kind: type, reference: Any) -> Any:
-        """The value for a reference from `Channel.peer`. Raises ServiceError if there is none."""
-
-
 def new_endpoint() -> str:
     """A new address in Linux's abstract socket namespace, which leaves nothing on a file system."""
     return f"@turbofno-{secrets.token_hex(16)}"
@@ -58,16 +48,18 @@ class Channel:
     def __init__(
         self,
         receive: Callable[[bytes, list[Message]], None],
-        references: References | None = None,
+        refer: Callable[[Any], Any] | None = None,
+        resolve: Callable[[type, Any], Any] | None = None,
         on_lost: Callable[[bytes], None] = lambda _: None,
     ) -> None:
         """`receive` is called with a peer's identity and all messages of one iteration of its event loop.
 
+        Arrays and configurations, which both sides have, are sent as references: `refer` returns the one to send to `peer`
+        in place of a value, `resolve` the value for one from `peer`; it raises ServiceError if there is none.
         `on_lost` is called with a peer's identity when it is gone, after its last messages.
         """
         self.peer = b""
         """The peer whose messages are being encoded or decoded."""
-        refer, resolve = (references.refer, references.resolve) if references else (None, None)
         self._encoder = msgspec.msgpack.Encoder(enc_hook=refer)
         self._decoder = msgspec.msgpack.Decoder(list[Message], dec_hook=resolve)
         self._receive, self._on_lost = receive, on_lost

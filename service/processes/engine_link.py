@@ -81,7 +81,9 @@ class EngineLink:
         """Number of fields of rollouts whose callers wait."""
         self._dead = ""
         """Why the engine answers no more, or empty."""
-        self._channel = Channel(self._receive, self).connect(endpoint, identity)
+        self._channel = Channel(self._receive, self._refer, self._resolve).connect(
+            endpoint, identity
+        )
         # Sent alone, since arrays of the same batch could not be resolved yet.
         self._channel.send(memory.attachment())
         self._channel.flush()
@@ -180,12 +182,12 @@ class EngineLink:
             self._settle(number, Unavailable(why, retry_after=1.0))
         self._turn.end()
 
-    def refer(self, value: Any) -> Any:
+    def _refer(self, value: Any) -> Any:
         if isinstance(value, np.ndarray):
             return self._memory.span(value)
         return self._digest_of(value)
 
-    def resolve(self, _: type, reference: Any) -> Fields:
+    def _resolve(self, _: type, reference: Any) -> Fields:
         return NO_FIELDS if reference is None else self._memory.view(reference)
 
     def _expect(self, number: int, sent: object = None) -> asyncio.Future[Any]:

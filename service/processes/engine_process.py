@@ -162,7 +162,8 @@ class EngineServer:
         """(model, version) -> configuration, its digest, its JSON."""
         self._state, self._queue = messages.EngineState(), messages.QueueState()
         self.endpoint = new_endpoint()
-        self._channel = Channel(self._receive, self, self.remove).listen(self.endpoint)
+        self._channel = Channel(self._receive, self._refer, self._resolve, self.remove)
+        self._channel.listen(self.endpoint)
 
     async def run(self) -> None:
         """Publish state changes to the front ends until the device fails or the task is cancelled."""
@@ -186,12 +187,12 @@ class EngineServer:
             for rollout in front_end.rollouts.values():
                 rollout.cancel()
 
-    def refer(self, value: Any) -> Any:
+    def _refer(self, value: Any) -> Any:
         if value is NO_FIELDS:
             return None
         return self._front_ends[self._channel.peer].memory.span(value)
 
-    def resolve(self, kind: type, reference: Any) -> Any:
+    def _resolve(self, kind: type, reference: Any) -> Any:
         if kind is ModelConfig:
             return self._configs.get(reference, _UNKNOWN)
         front_end = self._front_ends.get(self._channel.peer)

@@ -1,6 +1,6 @@
 """Messages between the processes.
 
-Arrays are sent as spans of the front end's shared memory, configurations as digests (`References` in channel.py).
+Arrays are sent as spans of the front end's shared memory, configurations as digests (`refer` and `resolve` of Channel).
 """
 
 from __future__ import annotations
