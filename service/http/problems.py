@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 CLIENT_CLOSED_REQUEST = 499
-"""Status in logs and metrics of a request whose client left; unregistered, and never sent."""
+"""Status in logs and metrics of a request whose client left; unregistered. Only an ASGI server is told, which sends nothing."""
 
 
 class Problem(msgspec.Struct):
