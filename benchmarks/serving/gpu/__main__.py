@@ -26,8 +26,8 @@ SHARE = 0.7
 """Rate of the open loop, as a share of the closed loop before it."""
 _MOST_CONNECTIONS = 1024
 _OPEN_LOOP = 4
-"""Connections of an open loop, by those of the closed loop before it. With many more each rests so long between two requests that
-TCP starts slowly again."""
+"""Connections of an open loop for each of the closed loop before it. With many more, each rests so long between two requests
+that TCP starts slowly again."""
 _SHOWN = (
     "devices", "frontends", "max batch", "load", "fields a request", "connections", "fields/s",
     "p50 ms", "p99 ms", "mean batch", "device s", "late ms",
