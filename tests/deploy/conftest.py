@@ -23,7 +23,7 @@ MODES = {"one process": (), "several processes": ("--frontends", "2")}
 
 LOAD_SECONDS = 5.0
 FEWEST_FIELDS = 400
-"""With fewer the machine stalled under the load: some windows have no request, and latency alerts are right to fire."""
+"""With fewer in that time the machine stalled: some windows have no request, and latency alerts are right to fire."""
 LAST_TO_COME = ("turbofno:slow_ratio:rate5m > -1", "turbofno:queue_wait_seconds >= 0")
 """Series of rules: they have a number for a model once two scrapes have seen its requests, and then every window has."""
 GRIDS = {"tiny-1d": (32,), "tiny-2d": (16, 24), "tiny-judged": (32,)}
@@ -73,8 +73,8 @@ def watched(
         with load(service.url, GRIDS) as predicted:
             for series in LAST_TO_COME:
                 prometheus.wait_for(f"count({series}) == {len(GRIDS)}", seconds=60.0)
-            since = time.time()
+            since, before = time.time(), sum(predicted)
             time.sleep(LOAD_SECONDS)
-            until = time.time()
-        within(FEWEST_FIELDS, sum(predicted))
+            until, after = time.time(), sum(predicted)
+        within(FEWEST_FIELDS, after - before)
         yield Watched(service, prometheus, sum(predicted), since, until)
