@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from turbofno.models.core.config import ModelConfig
 from turbofno.service.engine.vjp import VjpShapes
+from turbofno.service.errors import NotFound, ServiceError, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
 
 Fields = NDArray[np.float32]
 Trust = dict[str, tuple[float, ...]]
@@ -256,3 +257,21 @@ def status_of(config: ModelConfig, engine: Engine) -> ModelStatus:
     """The status of the model with this configuration, as `engine.config` returned it."""
     key = (config.name, config.version)
     return next(status for status in engine.statuses() if (status.name, status.version) == key)
+
+
+def not_served(name: str, version: str | None, statuses: Sequence[ModelStatus]) -> ServiceError:
+    """The error for a model of which no version (or not this one) is READY, by the statuses of all, sorted by version."""
+    versions = [one for one in statuses if one.name == name]
+    if not versions:
+        known = ", ".join(dict.fromkeys(one.name for one in statuses)) or "none"
+        return NotFound(f"there is no model {name!r}; there are {known}")
+    wanted = [one for one in versions if version in (None, one.version)]
+    if not wanted:
+        have = ", ".join(sorted(one.version for one in versions))
+        return NotFound(f"model {name!r} has no version {version!r}; it has {have}")
+    newest = wanted[-1]
+    why = f" ({newest.reason})" if newest.reason else ""
+    return Unavailable(
+        f"model {name!r} is {newest.state}{why}",
+        retry_after=1.0 if newest.state == "LOADING" else None,
+    )

@@ -20,8 +20,9 @@ from turbofno.service.engine.interface import (
     PredictRequest,
     PredictResult,
     RolloutRequest,
+    not_served,
 )
-from turbofno.service.errors import NotFound, ServiceError, Unavailable
+from turbofno.service.errors import Unavailable
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.processes import joining
 from turbofno.service.processes.engine_link import EngineLink
@@ -123,7 +124,7 @@ class RemoteEngine:
     def config(self, model: str, version: str | None = None) -> ModelConfig:
         config = self._serving.get((model, version))
         if config is None:
-            raise self._not_serving(model, version)
+            raise not_served(model, version, self._statuses) if self._statuses else _no_engine()
         return config
 
     def statuses(self) -> list[ModelStatus]:
@@ -196,25 +197,6 @@ class RemoteEngine:
             self.config(config.name, config.version)
             raise _no_engine()
         return links[0] if len(links) == 1 else min(links, key=attrgetter("fields_in_flight"))
-
-    def _not_serving(self, model: str, version: str | None) -> ServiceError:
-        versions = [status for status in self._statuses if status.name == model]
-        if not versions:
-            if not self._statuses:
-                return _no_engine()
-            known = ", ".join(sorted({status.name for status in self._statuses})) or "none"
-            return NotFound(f"there is no model {model!r}; there are {known}")
-        if version is not None:
-            have = ", ".join(status.version for status in versions)
-            versions = [status for status in versions if status.version == version]
-            if not versions:
-                return NotFound(f"model {model!r} has no version {version!r}; it has {have}")
-        newest = versions[-1]
-        why = f" ({newest.reason})" if newest.reason else ""
-        return Unavailable(
-            f"model {model!r} is {newest.state}{why}",
-            retry_after=1.0 if newest.state == "LOADING" else None,
-        )
 
     def _on_state(self) -> None:
         links = list(self._links.values())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from turbofno.models.core.checkpoint import load_model
 from turbofno.models.core.memory import activation_bytes
 from turbofno.models.core.registry import discover
-from turbofno.service.engine.interface import ModelStatus, RecoveryRecord
+from turbofno.service.engine.interface import ModelStatus, RecoveryRecord, not_served
 from turbofno.service.errors import NotFound, ServiceError, Unavailable
 from turbofno.service.runtime.forward import EXECUTIONS, Forward
 from turbofno.service.runtime.model_instance import ModelInstance
@@ -162,7 +162,7 @@ class Repository:
         async with self._lock:
             found = [key for key in self._entries if key[0] == name]
             if not found:
-                raise self._unknown(name, None)
+                raise not_served(name, None, self.statuses())
             await self._drop(found, _UNLOADED)
 
     async def _drop(self, keys: Sequence[tuple[str, str]], reason: str) -> None:
@@ -186,16 +186,14 @@ class Repository:
             entry = self._entries.get((name, version))
             if entry is not None and entry.instance is not None:
                 return entry.instance
-        versions = self._versions(name, version)
-        for entry in versions:
-            if entry.instance is not None:
-                return entry.instance
-        newest = versions[0]
-        why = f" ({newest.reason})" if newest.reason else ""
-        raise Unavailable(
-            f"model {name!r} is {newest.state}{why}",
-            retry_after=1.0 if newest.state == "LOADING" else None,
-        )
+        else:
+            known = [key for key in self._entries if key[0] == name]
+            if len(known) > 1:
+                known.sort(key=lambda key: int(key[1]), reverse=True)
+            for key in known:
+                if (instance := self._entries[key].instance) is not None:
+                    return instance
+        raise not_served(name, version, self.statuses())
 
     def acquire(self, instance: ModelInstance, requests: int) -> None:
         """Count requests that use a model, which delays its unloading until they release it."""
@@ -247,29 +245,6 @@ class Repository:
         if not root.is_dir():
             raise ValueError(f"{env_name('model_repository')}={root} is not a folder")
         return discover(root)
-
-    def _versions(self, name: str, version: str | None) -> list[_Entry]:
-        """Newest first; at least one."""
-        known = [key for key in self._entries if key[0] == name]
-        if not known:
-            raise self._unknown(name, version)
-        if version is None:
-            if len(known) > 1:
-                known.sort(key=lambda key: int(key[1]), reverse=True)
-            return [self._entries[key] for key in known]
-        entry = self._entries.get((name, version))
-        if entry is None:
-            raise self._unknown(name, version)
-        return [entry]
-
-    def _unknown(self, name: str, version: str | None) -> NotFound:
-        versions = [known for model, known in self._entries if model == name]
-        if versions:
-            return NotFound(
-                f"model {name!r} has no version {version!r}; it has {', '.join(sorted(versions))}"
-            )
-        names = sorted({model for model, _ in self._entries})
-        return NotFound(f"there is no model {name!r}; there are {', '.join(names) or 'none'}")
 
     async def _load(self, location: ModelLocation) -> None:
         key = (location.name, location.version)
