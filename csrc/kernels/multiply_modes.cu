@@ -6,9 +6,9 @@
 //
 // Few batch elements and slabs have a kernel of their own (multiply_few.cuh). L2 answers as many requests for whole lines of 128
 // bytes as for parts of them. With the channels last lines are whole (multiply_channels.cuh). This file's kernel has the channels
-// first. A block takes one kx, 1 to 4 neighbouring ky, of which 32
-// bytes of a line are read at once, 8 to 32 batch elements and some output channels; a warp one ky and 16 output channels.
-// Weights stream through a ring of stages, or there is a stage for each of them (product_plan.cpp).
+// first. A block takes one kx, 1 to 4 neighbouring ky, of which 32 bytes of a line are read at once, 8 to 32 batch elements and
+// some output channels; a warp one ky and 16 output channels. Weights stream through a ring of stages, or there is a stage for
+// each of them (product_plan.cpp).
 #include "complex.cuh"
 #include "multiply_channels.cuh"
 #include "multiply_few.cuh"

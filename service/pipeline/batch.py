@@ -68,11 +68,6 @@ class BatchReport:
         return max(self.start_seconds, self.compute_seconds)
 
 
-def start_batch(slices: Sequence[Slice]) -> Callable[[], BatchReport]:
-    """Start slices of one bucket as one batch; see `Batch.start`."""
-    return Batch(slices).start()
-
-
 class Batch:
     """Slices of one bucket, to be started once."""
 

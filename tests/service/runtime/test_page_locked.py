@@ -19,7 +19,7 @@ from tests.service.runtime.as_model import as_model
 from turbofno.service.engine.interface import NO_FIELDS, Fields, PredictRequest, PredictResult
 from turbofno.service.engine.runnable import ModelOutput, Ran
 from turbofno.service.errors import InvalidField
-from turbofno.service.pipeline.batch import start_batch
+from turbofno.service.pipeline.batch import Batch
 from turbofno.service.pipeline.ticket import Kind, Slice, Ticket
 from turbofno.service.processes.memory import AttachedMemory, SlotMemory
 from turbofno.service.runtime import page_locked
@@ -111,7 +111,7 @@ def test_outputs_already_in_the_answers_are_not_copied(
     inputs[1][7, 0, 3] = np.nan
     tickets = [ticket(x, room) for x, room in zip(inputs, rooms, strict=True)]
     part = Slice(tickets[0], 0, 6000)
-    report = start_batch([part, Slice(tickets[1], 0, 5000), Slice(tickets[1], 5000, 9000)])()
+    report = Batch([part, Slice(tickets[1], 0, 5000), Slice(tickets[1], 5000, 9000)]).start()()
     assert report.largest_run == 15000
     assert tickets[0].result.fields is rooms[0]
     np.testing.assert_array_equal(rooms[0], 2 * inputs[0])
@@ -125,7 +125,7 @@ def test_outputs_already_in_the_answers_are_not_copied(
 def test_outputs_are_copied_if_an_answer_is_not_locked(memory: np.ndarray) -> None:
     x = np.ones((9000, 1, 16), np.float32)
     placed, owned = ticket(x, fields(memory, 0, x.nbytes)), ticket(x, None)
-    report = start_batch([Slice(placed, 0, 9000), Slice(owned, 0, 9000)])()
+    report = Batch([Slice(placed, 0, 9000), Slice(owned, 0, 9000)]).start()()
     assert not report.errors
     assert (placed.request.output_buffer == 2).all()
     assert (owned.result.fields == 2).all()
