@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import gc
 import os
 import pickle
 import signal
@@ -106,10 +107,17 @@ def _parent() -> socket.socket:
 
 def _serve() -> None:
     """Fork a process for each request from standard input, until that ends."""
+    import torch.fx.experimental.symbolic_shapes  # noqa: F401 - a gradient imports it
+    import uvicorn.lifespan.on
+    import uvicorn.loops.uvloop  # noqa: F401
+
     import turbofno.service.cli
     import turbofno.service.engine.local
     import turbofno.service.server  # noqa: F401
 
+    # Servers collect garbage when they start. They pass over the imports, whose memory the search would also copy.
+    gc.collect()
+    gc.freeze()
     requests = socket.socket(fileno=os.dup(0))
     while True:
         size, files, _, _ = socket.recv_fds(requests, 4, 1)
