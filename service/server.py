@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -20,7 +19,7 @@ from turbofno.service.context import AppContext
 from turbofno.service.http.edge import Edge
 from turbofno.service.http.tls import Certificates, tls_options
 from turbofno.service.settings import env_name, exposure_warnings, http_url, misspelt_variables
-from turbofno.service.system import on_hangup, with_descriptors
+from turbofno.service.system import SWITCH_SECONDS, keep_objects, on_hangup, with_descriptors
 
 if TYPE_CHECKING:
     import socket
@@ -37,13 +36,6 @@ logger = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 2
 """Time for clients to read the responses that are ready when the drain ends."""
-
-SWITCH_SECONDS = 0.00005
-"""Thread switch interval. The device thread releases the GIL at each torch call, some twenty times a batch, and while the event
-loop is busy gets it back only after this time each. Python's default of 5 ms is longer than a small model takes."""
-YOUNG_OBJECTS = 10_000
-"""Threshold of the youngest garbage collection. Requests leave no cycles, and a few dozen concurrent ones exceed
-Python's default of 700."""
 
 
 def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
@@ -88,16 +80,6 @@ def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
         logging.shutdown()
         os._exit(status)
     return status
-
-
-def keep_objects() -> None:
-    """Exclude all present objects from garbage collection: first the imports, later the models.
-
-    Traversing PyTorch's 200,000 objects would block all requests; those of one model, 50,000, take 20 ms.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS)
 
 
 def server_config(app: FastAPI) -> uvicorn.Config:

@@ -28,8 +28,9 @@ from benchmarks.timing import print_table, save
 from turbofno.service import logs
 from turbofno.service.app import create_app
 from turbofno.service.pipeline.worker import THREAD_NAME
-from turbofno.service.server import SWITCH_SECONDS, keep_objects, server_config
+from turbofno.service.server import server_config
 from turbofno.service.settings import Settings
+from turbofno.service.system import SWITCH_SECONDS, keep_objects
 
 _REQUESTS = 1500
 _ROUNDS = 7

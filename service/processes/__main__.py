@@ -9,7 +9,7 @@ import sys
 import uvloop
 
 from turbofno.service.processes.launch import enter
-from turbofno.service.server import SWITCH_SECONDS, keep_objects
+from turbofno.service.system import SWITCH_SECONDS, keep_objects
 
 
 def main() -> int:

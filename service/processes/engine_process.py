@@ -26,7 +26,7 @@ from turbofno.service.processes.rollout_ring import Writer
 from turbofno.service.processes.slab_group import SlabGroup
 from turbofno.service.runtime.device import resolve_device
 from turbofno.service.runtime.page_locked import lock
-from turbofno.service.server import keep_objects
+from turbofno.service.system import keep_objects
 from turbofno.service.triton_metrics import TritonMetrics
 
 if TYPE_CHECKING:
