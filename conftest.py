@@ -2,10 +2,12 @@
 
 Some cases are left out where there is no GPU (tests/sampled.py).
 They trust one certificate authority: httpx would load all of them for each client, which takes longer than most requests.
+Garbage collections pass over what was imported before the first test.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from pathlib import Path
@@ -36,3 +38,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     out = set(left_out(items))
     config.hook.pytest_deselected(items=list(out))
     items[:] = [item for item in items if item not in out]
+
+
+def pytest_collection_finish() -> None:
+    # Modules and tests are some hundred thousand objects that stay until the end. A search of them takes half a second, and
+    # many tests collect garbage.
+    gc.collect()
+    gc.freeze()
