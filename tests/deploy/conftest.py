@@ -40,7 +40,7 @@ class Watched:
     until: float
 
 
-@pytest.fixture(scope="session", params=MODES.values(), ids=list(MODES))
+@pytest.fixture(scope="module", params=MODES.values(), ids=list(MODES))
 def watched(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Watched]:
