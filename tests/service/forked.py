@@ -1,4 +1,4 @@
-"""Server processes forked from one that has imported the service: they start in a fraction of the time.
+"""Processes forked from one that has imported the service, or other modules: they start in a fraction of the time.
 
 Their imports are done, so variables that libraries read when they are imported, such as OMP_NUM_THREADS, are those of the
 test process. They are its children.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import gc
+import importlib
 import os
 import pickle
 import signal
@@ -24,6 +25,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36
+SERVICE = (
+    "turbofno.service.cli",
+    "turbofno.service.engine.local",
+    "turbofno.service.server",
+    # What a server imports later: the loop, and by its first gradient PyTorch's symbols.
+    "torch.fx.experimental.symbolic_shapes",
+    "uvicorn.lifespan.on",
+    "uvicorn.loops.uvloop",
+)
 
 
 class Forked:
@@ -65,12 +75,13 @@ def start(
     cwd: Path,
     env: Mapping[str, str],
     output: IO[Any] | None = None,
+    imported: tuple[str, ...] = SERVICE,
 ) -> Forked:
     """Run Python code with these arguments in a process, whose output and errors go to a file or, by default, to `stderr`.
 
-    The kernel kills the process when the test process ends.
+    These modules are imported already. The kernel kills the process when the test process ends.
     """
-    parent = _parent()
+    parent = _parent(imported)
     ours, theirs = (None, output.fileno()) if output else os.pipe()
     libc = ctypes.CDLL(None)
     # Else the process, whose parent ends, would be a child of init.
@@ -91,11 +102,11 @@ def start(
 
 
 @cache
-def _parent() -> socket.socket:
-    """Connection to the process that has imported the service."""
+def _parent(imported: tuple[str, ...]) -> socket.socket:
+    """Connection to the process that has imported these modules."""
     ours, theirs = socket.socketpair()
     with theirs:
-        process = subprocess.Popen([sys.executable, __file__], stdin=theirs)
+        process = subprocess.Popen([sys.executable, __file__, *imported], stdin=theirs)
 
     def end() -> None:
         ours.close()
@@ -107,14 +118,8 @@ def _parent() -> socket.socket:
 
 def _serve() -> None:
     """Fork a process for each request from standard input, until that ends."""
-    import torch.fx.experimental.symbolic_shapes  # noqa: F401 - a gradient imports it
-    import uvicorn.lifespan.on
-    import uvicorn.loops.uvloop  # noqa: F401
-
-    import turbofno.service.cli
-    import turbofno.service.engine.local
-    import turbofno.service.server  # noqa: F401
-
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
     # Servers collect garbage when they start. They pass over the imports, whose memory the search would also copy.
     gc.collect()
     gc.freeze()
