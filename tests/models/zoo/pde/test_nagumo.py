@@ -76,7 +76,7 @@ def test_spherical_front_matches_a_radial_solver():
 @pytest.mark.usefixtures("small_block")
 def test_varying_rates_match_finite_differences():
     """Seven-point differences and an adaptive Runge-Kutta method; the time at which u passes 1/2."""
-    n = 41
+    n = 33
     k = smooth_rates(n)
     h = SMALL / (n - 1)
 
