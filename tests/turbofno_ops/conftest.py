@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.turbofno_ops.cuda_on_cpu import made
 from turbofno_ops import _native
 
 PLANS = sorted((Path(__file__).parents[2] / "csrc" / "plan").glob("*.cpp"))
@@ -36,14 +37,11 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
-def plan_library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+def plan_library() -> ctypes.CDLL:
     """The kernels' host code (csrc/plan), compiled without CUDA."""
     if shutil.which("g++") is None:
         pytest.skip("no C++ compiler (g++)")
-    library = tmp_path_factory.mktemp("plan") / "plan.so"
-    built = run("g++", *CXX_FLAGS, "-shared", "-fPIC", *PLANS, "-o", library)
-    assert built.returncode == 0, built.stderr
-    plans = ctypes.CDLL(str(library))
+    plans = ctypes.CDLL(str(made("plan.so", *CXX_FLAGS, "-shared", "-fPIC", *PLANS)))
     _native.declare_host(plans, _native.REFUSALS, ctypes.c_char_p)
     return plans
 

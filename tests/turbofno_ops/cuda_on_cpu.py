@@ -1,9 +1,13 @@
-"""Compile the kernels' own sources for a CPU (tests/csrc/cuda_on_cpu), to test them without a GPU."""
+"""Compile the kernels' own sources for a CPU (tests/csrc/cuda_on_cpu), to test them without a GPU.
+
+What was compiled stays in build/cuda_on_cpu, for other processes and later runs, until a source changes.
+"""
 
 from __future__ import annotations
 
-import atexit
 import ctypes
+import fcntl
+import hashlib
 import re
 import shutil
 import subprocess
@@ -20,6 +24,7 @@ from turbofno_ops import _native
 ROOT = Path(__file__).parents[2]
 EMULATION = ROOT / "tests" / "csrc" / "cuda_on_cpu"
 CSRC = ROOT / "csrc"
+COMPILED = ROOT / "build" / "cuda_on_cpu"
 FLAGS = (
     "-std=c++17", "-O1", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-unused-function",
     "-Wno-psabi", "-ffp-contract=off", "-fPIC",
@@ -37,7 +42,7 @@ def compile_kernels(*sources: str) -> ctypes.CDLL:
     status; turbofno_last_cuda_error() has the words of a failed one.
 
     Args:
-        sources: Names in csrc, say "kernels/norms.cu" and "plan/spectral_plan.cpp"; or absolute paths.
+        sources: Names in csrc, say "kernels/norms.cu" and "plan/spectral_plan.cpp"; or absolute paths in `EMULATION`.
 
     Returns:
         The library, with the types of those functions declared that it has.
@@ -55,41 +60,65 @@ def compile_kernels(*sources: str) -> ctypes.CDLL:
         )
     own = [str(EMULATION / name) for name in ("runtime.cpp", "ptx.cpp")]
     objects = [_object(source) for source in (*sources, "kernels/launch.cpp", *own)]
-    library = _folder() / f"{'+'.join(Path(source).stem for source in sources)}.so"
-    _run("-shared", *objects, "-o", library)
-    return _declared(ctypes.CDLL(str(library)))
+    name = f"{'+'.join(Path(source).stem for source in sources)}.so"
+    return _declared(ctypes.CDLL(str(made(name, "-shared", *objects))))
 
 
 @cache
 def _folder() -> Path:
-    """Return a folder with csrc as C++, removed when Python ends."""
-    folder = Path(tempfile.mkdtemp(prefix="cuda_on_cpu_"))
-    atexit.register(shutil.rmtree, folder)
-    for name in ("kernels", "plan", "api"):
-        (folder / name).mkdir()
-        for path in (CSRC / name).iterdir():
-            (folder / name / path.name).write_text(as_cpp(path.read_text()))
-    return folder
+    """Return a folder with csrc as C++ and what was compiled, named after the sources and the compiler."""
+    copied = {
+        f"{name}/{path.name}": path
+        for name in ("kernels", "plan", "api")
+        for path in (CSRC / name).iterdir()
+    }
+    copied |= {f"kernels/{path.name}": path for path in EMULATION.glob("*.cu")}
+    read = {Path(__file__), *EMULATION.iterdir(), *EMULATION.parent.glob("*.cpp"), *copied.values()}
+    known = hashlib.sha256(subprocess.run(["g++", "-v"], capture_output=True, check=True).stderr)
+    for path in sorted(read):
+        known.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
+    folder = COMPILED / known.hexdigest()[:16]
+    COMPILED.mkdir(parents=True, exist_ok=True)
+    with (COMPILED / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.is_dir():
+            return folder
+        for old in filter(Path.is_dir, COMPILED.iterdir()):
+            shutil.rmtree(old)
+        new = Path(tempfile.mkdtemp(dir=COMPILED))
+        for name, path in copied.items():
+            (new / name).parent.mkdir(exist_ok=True)
+            (new / name).write_text(as_cpp(path.read_text()))
+        return new.rename(folder)
 
 
 @cache
 def _object(source: str) -> Path:
     """Compile a source and return its object file."""
     path = _folder() / source  # an absolute name stays as it is
-    if Path(source).is_absolute() and path.suffix == ".cu":
+    if path.suffix == ".cu":
         path = _folder() / "kernels" / path.name
-        path.write_text(as_cpp(Path(source).read_text()))
-    compiled = _folder() / f"{path.parent.name}_{path.stem}.o"
     # nvcc includes cuda_runtime.h by itself, too
     headers = ("-I", EMULATION, "-include", "cuda_runtime.h")
-    _run(*FLAGS, *headers, "-x", "c++", "-c", path, "-o", compiled)
-    return compiled
+    name = f"{path.parent.name}_{path.stem}.o"
+    return made(name, *FLAGS, *headers, "-x", "c++", "-c", path)
 
 
-def _run(*arguments: str | Path) -> None:
+def made(name: str, *arguments: str | Path) -> Path:
+    """Return the file that g++ makes of sources in csrc and tests/csrc by these arguments, unless it was made before."""
     command = ["g++", *map(str, arguments)]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stderr[:8000]
+    called = hashlib.sha256("\0".join(command).encode()).hexdigest()[:8]
+    file = _folder() / f"{called}_{name}"
+    with file.with_name(f"{file.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not file.exists():
+            part = f"{file}.part"
+            built = subprocess.run(
+                [*command, "-o", part], capture_output=True, text=True, check=False
+            )
+            assert built.returncode == 0, built.stderr[:8000]
+            Path(part).rename(file)
+    return file
 
 
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
