@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 THREAD_NAME = "turbofno-device"
 
+CATCH_UP_SECONDS = 0.002
+"""Longest wait of the event loop for the first thread to start short work. If both start work at once, each waits for the
+interpreter lock at every call into torch, and the thread, once behind, stays behind."""
+
 
 def arithmetic_threads(*, on_cpu: bool) -> int:
     """Number of threads for torch if the settings name none.
@@ -55,8 +59,10 @@ class Worker:
         """`prepare_thread` is called once on each thread that may start or finish work, for torch's per-thread settings such as the device."""
         self._prepare_thread = prepare_thread
         self._starts: _Tasks = queue.SimpleQueue()
-        self._submitted = self._started = 0
-        """Work given to the first thread, and work that it has started."""
+        self._last_started, self._long_started = threading.Event(), threading.Event()
+        """Set once the first thread has started the last work that it was given, and the last that may take long to start."""
+        self._last_started.set()
+        self._long_started.set()
         self._finishes: _Tasks | None = queue.SimpleQueue() if overlap else None
         # Daemons: a batch that never ends must not keep the process from exiting.
         self._threads = [
@@ -80,17 +86,24 @@ class Worker:
     ) -> None:
         """Run `work`, then the function that it returns; call `done` with that one's result, or the error of either.
 
-        With overlap, `attempt` starts the work here and now, in place of `work`, unless other work is still to be started. If
-        it returns None, `work` goes on on the first thread.
+        With overlap, `attempt` starts the work here and now, in place of `work`: it must not take long. If it returns None, or the
+        first thread has other work to start that takes more than `CATCH_UP_SECONDS`, `work` goes on there.
         """
-        if attempt is not None and self._started == self._submitted:
+        if (
+            attempt is not None
+            and self._long_started.is_set()
+            and self._last_started.wait(CATCH_UP_SECONDS)
+        ):
             # As on that thread: what is logged does not belong to the request that is served here.
             finish = Context().run(attempt)
             if finish is not None:
                 self._go_on(partial(_finish, finish, done))
                 return
-        self._submitted += 1
-        self._starts.put(partial(self._start, work, done))
+            attempt = None
+        self._last_started = threading.Event()
+        if attempt is None:
+            self._long_started = self._last_started
+        self._starts.put(partial(self._start, work, done, self._last_started))
 
     def stop(self, *, timeout: float) -> bool:
         """End the threads after all submitted work. False if that takes longer than `timeout` seconds."""
@@ -102,7 +115,7 @@ class Worker:
             thread.join(max(0.0, until - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
-    def _start(self, work: Start[T], done: Done[T]) -> None:
+    def _start(self, work: Start[T], done: Done[T], started: threading.Event) -> None:
         try:
             finish = partial(_finish, work(), done)
         except BaseException as error:
@@ -111,7 +124,7 @@ class Worker:
         else:
             self._go_on(finish)
         # Behind it, so that work started elsewhere is finished after this.
-        self._started += 1
+        started.set()
 
     def _go_on(self, finish: Callable[[], None]) -> None:
         if self._finishes is None:

@@ -19,7 +19,7 @@ from turbofno.service.engine.runnable import Execution, ModelOutput, Ran
 from turbofno.service.engine.vjp import VjpShapes
 from turbofno.service.errors import InferenceFailed
 from turbofno.service.metrics import Metrics
-from turbofno.service.pipeline import short_starts
+from turbofno.service.pipeline import short_starts, worker
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.pipeline.scheduler import Scheduler
 from turbofno.service.pipeline.short_starts import LONG_SECONDS, SHORT_SECONDS
@@ -107,8 +107,7 @@ class Bench:
 
     async def settle(self) -> None:
         """Wait until the device thread has noted that it started all: an answer may come a moment before."""
-        worker = self.scheduler._worker
-        await until(lambda: worker._started == worker._submitted)
+        await until(self.scheduler._worker._last_started.is_set)
 
 
 @asynccontextmanager
@@ -185,6 +184,28 @@ def test_a_batch_does_not_overtake_what_the_device_thread_has_still_to_start() -
             await done
             assert await batch is False
             assert await bench.ask() is True
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("seconds", "here"), [(10.0, True), (0.0, False)])
+def test_the_event_loop_waits_for_a_short_start_on_the_device_thread(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, here: bool
+) -> None:
+    async def main() -> None:
+        async with running() as bench:
+            assert [await bench.ask(), await bench.ask(16)] == [False, False]
+            await bench.settle()
+            monkeypatch.setattr(worker, "CATCH_UP_SECONDS", seconds)
+            bench.model.wait_seconds = 0.3
+            first_of_its_kind = asyncio.create_task(bench.ask_now(grid=6))
+            await until(lambda: len(bench.model.here) == 3)
+            behind = asyncio.create_task(bench.ask_now())
+            await until(lambda: len(bench.model.here) == 4)
+            bench.model.wait_seconds = 0.0
+            assert await bench.ask_now(16) is here
+            await asyncio.gather(first_of_its_kind, behind)
+            assert bench.model.here == [False] * 4 + [here]
 
     asyncio.run(main())
 
