@@ -215,7 +215,7 @@ def test_no_batch_gets_the_values_of_another(slots: tuple[SlotMemory, AttachedMe
         kept.append(placed)
         for array in placed:
             array[:] = rng.standard_normal(array.shape, np.float32)
-        seen = [attached.array(memory.span(array)) for array in placed]
+        seen = [attached.view(memory.span(array)) for array in placed]
         parts, answers = seen[::2], seen[1::2]
         assert locked_spans(parts) is not None
         gathered = [part.copy() for part in parts] if number % 3 == 0 else parts
@@ -253,7 +253,7 @@ def test_answers_of_another_shape_are_not_written(slots: tuple[SlotMemory, Attac
     placed[:] = 7
     pipeline = DevicePipeline(torch.device("cuda", 0))
     answer = pipeline.start(
-        [x], as_model(torch.neg), output_buffers=[attached.array(memory.span(placed))]
+        [x], as_model(torch.neg), output_buffers=[attached.view(memory.span(placed))]
     )()
     assert answer.fields is not None
     assert (answer.fields == -1).all()
@@ -279,7 +279,7 @@ def test_memory_is_locked_while_referenced_and_then_unlocked() -> None:
         lock(attached.bytes, torch.device("cuda", 0)).join()
         start = attached.bytes.ctypes.data
         low, high = memory.array((2 * MIB,)), memory.array((45 * MIB,))
-        view, beyond = (attached.array(memory.span(array)) for array in (low, high))
+        view, beyond = (attached.view(memory.span(array)) for array in (low, high))
         del attached
         gc.collect()
         assert locked_spans([view]) is not None
