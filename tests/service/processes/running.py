@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ROOT = Path(__file__).resolve().parents[3]
+_LOADED = re.compile(r"\bloaded model")
 
 
 @dataclass
@@ -61,7 +62,7 @@ class Service:
         return socket.create_connection((host, int(port)), timeout=10)
 
     def until_ready(self, seconds: float = 40, *, processes: int = 3) -> None:
-        """True if all processes are running and every front end is ready."""
+        """Wait until all processes are running, every front end is ready and every engine serves all models that one serves."""
 
         def ready() -> bool:
             if self.process.poll() is not None:
@@ -74,9 +75,17 @@ class Service:
             except httpx.TransportError:
                 return False
             seen = {labels["process"] for name, labels, _ in metrics if "process" in labels}
-            return seen == set(self.pids()) and len(seen) == processes
+            if not seen == set(pids := self.pids()) or len(seen) != processes:
+                return False
+            models = sum(name == "turbofno_model_loaded" for name, *_ in metrics)
+            engines = [name for name in pids if name.startswith("engine")]
+            return all(self.loaded(name) >= models for name in engines)
 
         until(ready, seconds, what=lambda: "ready: " + "".join(self.log[-20:]))
+
+    def loaded(self, engine: str) -> int:
+        """Number of models that an engine has loaded, by the log."""
+        return sum(engine in line and bool(_LOADED.search(line)) for line in [*self.log])
 
     def metrics(self) -> list[tuple[str, dict[str, str], float]]:
         """Name, labels, value."""
