@@ -75,10 +75,11 @@ class Service:
             except httpx.TransportError:
                 return False
             seen = {labels["process"] for name, labels, _ in metrics if "process" in labels}
-            if not seen == set(pids := self.pids()) or len(seen) != processes:
+            names = set(self.pids())
+            if seen != names or len(seen) != processes:
                 return False
             models = sum(name == "turbofno_model_loaded" for name, *_ in metrics)
-            engines = [name for name in pids if name.startswith("engine")]
+            engines = [name for name in names if name.startswith("engine")]
             return all(self.loaded(name) >= models for name in engines)
 
         until(ready, seconds, what=lambda: "ready: " + "".join(self.log[-20:]))
