@@ -8,6 +8,7 @@ import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from turbofno.service.connections import OpenConnections
 from turbofno.service.context import AppContext
 from turbofno.service.demo.solver_process import SolverProcess
 from turbofno.service.http.access_log import AccessLog
@@ -41,6 +42,7 @@ def create_app(
     engine: Engine | None = None,
     metrics: Metrics | None = None,
     slots: QueueCapacity | None = None,
+    connections: OpenConnections | None = None,
     scrape: Callable[[], Awaitable[bytes]] | None = None,
 ) -> FastAPI:
     """Build the application. Its engine runs from lifespan start to end.
@@ -50,6 +52,7 @@ def create_app(
     Args:
         engine: by default one in this process.
         metrics, slots: those of the given engine.
+        connections: counts those of all processes, if several serve.
         scrape: returns the text of /metrics, if several processes contribute to it.
 
     Raises:
@@ -103,6 +106,7 @@ def create_app(
         shedding=shedding,
         served=ServedModels(engine, settings),
         guard=Guard(settings),
+        connections=connections or OpenConnections(),
         scrape=scrape or metrics.text,
         keys=keys,
         tracer=tracer,

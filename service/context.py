@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from fastapi import Request
 
+    from turbofno.service.connections import OpenConnections
     from turbofno.service.demo.solver_process import SolverProcess
     from turbofno.service.engine.interface import Engine
     from turbofno.service.http.access_log import AccessLog
@@ -37,6 +38,7 @@ class AppContext:
     shedding: Shedding
     served: ServedModels
     guard: Guard
+    connections: OpenConnections
     scrape: Callable[[], Awaitable[bytes]]
     """Returns the metrics of the whole service in the text format."""
     keys: Keys | None = None

@@ -87,8 +87,8 @@ def with_descriptors(settings: Settings) -> Settings:
     # Windows has no such module, but runs the commands other than `serve`
     import resource
 
-    processes = max(1, settings.frontends)
-    needed = settings.max_connections // processes + _OWN_FILES
+    # Of several front ends, one may have all.
+    needed = settings.max_connections + _OWN_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
@@ -101,9 +101,9 @@ def with_descriptors(settings: Settings) -> Settings:
         raise ValueError(f"{limit}: raise it to {needed}")
     logger.warning(
         "%s: serving at most %d connections instead of %d; raise it to %d, or lower %s",
-        limit, processes * connections, settings.max_connections, needed, env_name("max_connections"),
+        limit, connections, settings.max_connections, needed, env_name("max_connections"),
     )  # fmt: skip
-    return settings.model_copy(update={"max_connections": processes * connections})
+    return settings.model_copy(update={"max_connections": connections})
 
 
 def cores() -> int:

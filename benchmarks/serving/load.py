@@ -151,6 +151,11 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def give_up(self) -> None:
+        """Close; a request that still waits gets no answer."""
+        self._outcome = None
+        self.close()
+
 
 @dataclass(frozen=True)
 class Target:
@@ -188,7 +193,7 @@ class Pool:
         for task in self._reopening:
             task.cancel()
         for connection in self._connections:
-            connection.close()
+            connection.give_up()
 
     def _lost(self) -> None:
         if not self._closed:
@@ -295,7 +300,7 @@ def _judge(target: Target, outcomes: list[Outcome], seconds: float, end: float) 
     load = Load(seconds, offered=len(counted), answered=answered)
     for outcome in counted:
         if outcome.status == 0:
-            load.errors["no answer"] += 1
+            load.errors["connection lost" if outcome.done else "no answer in time"] += 1
         elif outcome.status == NEVER_SENT:
             load.errors["never sent"] += 1
         elif outcome.status != HTTPStatus.OK:

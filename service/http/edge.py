@@ -73,7 +73,7 @@ class Edge(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         most = self._limits.max_connections
-        if len(self.connections) > most:
+        if self.app_context.connections.opened() > most:
             self._refuse(
                 503,
                 "connections",
@@ -92,6 +92,7 @@ class Edge(HttpToolsProtocol):
         # Break the reference cycles with the last exchange, which would wait for a garbage collection.
         self.cycle = self._admitted = self._reception = self._head = None
         super().connection_lost(exc)
+        self.app_context.connections.closed()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Handle the client's half-close. Returns True to keep the connection open for the replies."""

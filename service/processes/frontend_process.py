@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from turbofno.service.app import create_app
 from turbofno.service.banner import greet
+from turbofno.service.connections import OpenConnections
 from turbofno.service.metrics import Metrics
 from turbofno.service.processes.liveness import LivenessPipe
 from turbofno.service.processes.messages import Heartbeat
@@ -27,7 +28,12 @@ async def run(launch: Launch) -> int:
     )
     try:
         app = create_app(
-            settings, engine=engine, metrics=metrics, slots=engine.queue, scrape=pipe.scrape
+            settings,
+            engine=engine,
+            metrics=metrics,
+            slots=engine.queue,
+            connections=OpenConnections(launch.connections, launch.index),
+            scrape=pipe.scrape,
         )
         server = DrainingServer(app, greet if launch.banner else None, lambda: False)
         await server.serve(sockets=[bind(settings, shared=True)])

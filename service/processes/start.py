@@ -80,7 +80,6 @@ def frontend_settings(settings: Settings) -> Settings:
     share = settings.max_inflight_bytes // settings.frontends
     return settings.model_copy(
         update={
-            "max_connections": max(1, settings.max_connections // settings.frontends),
             "max_inflight_bytes": max(share, settings.max_body_bytes),
             "model_limits": {
                 name: _share(limits, settings) for name, limits in settings.model_limits.items()

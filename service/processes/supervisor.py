@@ -10,12 +10,14 @@ import os
 import signal
 import sys
 import time
+import weakref
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from prometheus_client import generate_latest
 
+from turbofno.service.connections import shared_counts
 from turbofno.service.processes import messages
 from turbofno.service.processes.channel import Channel, new_endpoint
 from turbofno.service.processes.launch import Launch
@@ -86,10 +88,14 @@ class Supervisor:
         self._settings = settings
         self._endpoint = new_endpoint()
         first = partial(Launch, generation=0, parent=os.getpid(), endpoint=self._endpoint)
+        counts = shared_counts(len(frontends))
+        weakref.finalize(self, os.close, counts)
         self._children = [
             *(_Child(first("engine", i, settings=one)) for i, one in enumerate(engines)),
             *(
-                _Child(first("frontend", i, settings=one, banner=banner and i == 0))
+                _Child(
+                    first("frontend", i, settings=one, banner=banner and i == 0, connections=counts)
+                )
                 for i, one in enumerate(frontends)
             ),
         ]
@@ -181,6 +187,7 @@ class Supervisor:
         process = child.process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "turbofno.service.processes", launch.name,
             stdin=asyncio.subprocess.PIPE, start_new_session=True,
+            pass_fds=() if launch.connections is None else (launch.connections,),
         )  # fmt: skip
         if self._stop.is_set():
             process.kill()

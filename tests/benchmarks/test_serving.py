@@ -75,8 +75,8 @@ def test_only_right_answers_count() -> None:
 
 def test_lost_connection_is_an_error_and_reopened() -> None:
     load = load_against(lambda n, question: reply(b"%d" % question) if n % 50 else None, closed)
-    assert set(load.errors) == {"no answer"}
-    assert load.errors["no answer"] > 1
+    assert set(load.errors) == {"connection lost"}
+    assert load.errors["connection lost"] > 1
     assert len(load.latencies) > 100
 
 

@@ -424,6 +424,8 @@ def test_connection_over_the_limit_is_refused(strict: Server) -> None:
         assert status == 503
         assert "TURBOFNO_MAX_CONNECTIONS" in error_of(body)
         break
+    else:
+        pytest.fail("no connection over the limit could read why it was refused")
     time.sleep(0.1)
     assert strict.get("/healthz").status_code == 200
 
