@@ -8,7 +8,6 @@ import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from turbofno.service.connections import OpenConnections
 from turbofno.service.context import AppContext
 from turbofno.service.demo.solver_process import SolverProcess
 from turbofno.service.http.access_log import AccessLog
@@ -22,6 +21,7 @@ from turbofno.service.http.shedding import Shedding
 from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline.admission import Admission
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
+from turbofno.service.shared_sums import SharedSums
 from turbofno.service.triton_metrics import TritonMetrics
 from turbofno.service.version import SERVER
 
@@ -42,7 +42,7 @@ def create_app(
     engine: Engine | None = None,
     metrics: Metrics | None = None,
     slots: QueueCapacity | None = None,
-    connections: OpenConnections | None = None,
+    sums: SharedSums | None = None,
     scrape: Callable[[], Awaitable[bytes]] | None = None,
 ) -> FastAPI:
     """Build the application. Its engine runs from lifespan start to end.
@@ -52,7 +52,7 @@ def create_app(
     Args:
         engine: by default one in this process.
         metrics, slots: those of the given engine.
-        connections: counts those of all processes, if several serve.
+        sums: those of all front ends, if there are several.
         scrape: returns the text of /metrics, if several processes contribute to it.
 
     Raises:
@@ -62,6 +62,7 @@ def create_app(
     if settings.triton_metrics:
         metrics.registry.register(TritonMetrics(metrics))
     slots = slots or QueueCapacity(settings, metrics)
+    sums = sums or SharedSums(settings)
     if engine is None:
         # Imports PyTorch, which front ends do not need.
         from turbofno.service.engine.local import LocalEngine
@@ -100,13 +101,13 @@ def create_app(
         app=app,
         settings=settings,
         engine=engine,
-        admission=Admission(settings, metrics, slots),
+        admission=Admission(settings, metrics, slots, sums),
         metrics=metrics,
         access_log=AccessLog(metrics, shedding, SERVER, cors_origins=settings.cors_origins),
         shedding=shedding,
         served=ServedModels(engine, settings),
         guard=Guard(settings),
-        connections=connections or OpenConnections(),
+        connections=sums.connections,
         scrape=scrape or metrics.text,
         keys=keys,
         tracer=tracer,

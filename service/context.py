@@ -10,7 +10,6 @@ if TYPE_CHECKING:
 
     from fastapi import Request
 
-    from turbofno.service.connections import OpenConnections
     from turbofno.service.demo.solver_process import SolverProcess
     from turbofno.service.engine.interface import Engine
     from turbofno.service.http.access_log import AccessLog
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from turbofno.service.metrics import Metrics
     from turbofno.service.pipeline.admission import Admission
     from turbofno.service.settings import Settings
+    from turbofno.service.shared_sums import SharedSum
     from turbofno.service.tracing.requests import RequestTracer
 
 
@@ -38,7 +38,8 @@ class AppContext:
     shedding: Shedding
     served: ServedModels
     guard: Guard
-    connections: OpenConnections
+    connections: SharedSum
+    """Number of open connections."""
     scrape: Callable[[], Awaitable[bytes]]
     """Returns the metrics of the whole service in the text format."""
     keys: Keys | None = None

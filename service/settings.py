@@ -287,7 +287,7 @@ class Settings(BaseSettings):
     max_inflight_bytes: PositiveInt = Field(
         default=512 * MIB,
         description="Maximum bytes of all request bodies and unsent responses together, which bounds the memory of "
-        "the process.",
+        "the service.",
     )
     max_connections: PositiveInt = Field(
         default=4096,

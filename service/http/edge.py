@@ -73,7 +73,8 @@ class Edge(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         most = self._limits.max_connections
-        if self.app_context.connections.opened() > most:
+        self.app_context.connections.add(1)
+        if self.app_context.connections.total > most:
             self._refuse(
                 503,
                 "connections",
@@ -92,7 +93,7 @@ class Edge(HttpToolsProtocol):
         # Break the reference cycles with the last exchange, which would wait for a garbage collection.
         self.cycle = self._admitted = self._reception = self._head = None
         super().connection_lost(exc)
-        self.app_context.connections.closed()
+        self.app_context.connections.add(-1)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Handle the client's half-close. Returns True to keep the connection open for the replies."""

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from turbofno.service.errors import PayloadTooLarge, Unavailable
 from turbofno.service.settings import Settings, env_name
+from turbofno.service.shared_sums import SharedSum
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from turbofno.service.metrics import Metrics
     from turbofno.service.pipeline.queue_capacity import QueueCapacity
+    from turbofno.service.shared_sums import SharedSums
 
 
 class Caller(NamedTuple):
@@ -41,7 +43,7 @@ class _Bytes:
     whose: str
     limit: int
     setting: str = ""
-    held: int = 0
+    held: SharedSum = field(default_factory=SharedSum)
 
 
 class Admitted(msgspec.Struct, eq=False):
@@ -84,7 +86,7 @@ class Admitted(msgspec.Struct, eq=False):
     def fits_easily(self, size: int) -> bool:
         """True if a total of `size` bytes leaves three quarters of every limit to others."""
         more = size - self._held
-        return all(4 * (one.held + more) <= one.limit for one in self._counted)
+        return all(4 * (one.held.total + more) <= one.limit for one in self._counted)
 
     def hold_more(self, size: int) -> None:
         """Add `size` bytes to the total. Raises as `hold`."""
@@ -95,7 +97,7 @@ class Admitted(msgspec.Struct, eq=False):
         more = size - self._held
         self._held = size
         for counted in self._counted:
-            counted.held += more
+            counted.held.add(more)
 
 
 UNCOUNTED = Admitted()
@@ -105,7 +107,9 @@ UNCOUNTED = Admitted()
 class Admission:
     """Admits requests within the byte limits until the service drains. For the event loop only."""
 
-    def __init__(self, settings: Settings, metrics: Metrics, capacity: QueueCapacity) -> None:
+    def __init__(
+        self, settings: Settings, metrics: Metrics, capacity: QueueCapacity, sums: SharedSums
+    ) -> None:
         self._settings = settings
         self._metrics = metrics
         self._capacity = capacity
@@ -114,12 +118,18 @@ class Admission:
             "requests being served",
             settings.max_inflight_bytes,
             "max_inflight_bytes",
+            sums.bytes,
         )
         self._all = (self._bytes,)
         self._bytes_of_models = {
-            name: _Bytes("model_bytes", f"requests of model {name!r}", one.bytes, "model_limits")
-            for name, one in settings.model_limits.items()
-            if one.bytes
+            name: _Bytes(
+                "model_bytes",
+                f"requests of model {name!r}",
+                settings.model_limits[name].bytes,
+                "model_limits",
+                held,
+            )
+            for name, held in sums.bytes_of_models.items()
         }
         """Of the models that have a limit."""
         self._bytes_of_callers: dict[str, _Bytes] = {}
@@ -134,7 +144,7 @@ class Admission:
         self._reading: set[asyncio.Timeout] = set()
         self._ended = False
         self.draining = False
-        metrics.inflight_bytes.set_function(lambda: self._bytes.held)
+        metrics.inflight_bytes.set_function(lambda: self._bytes.held.part)
 
     def admit(
         self,
@@ -252,12 +262,13 @@ class Admission:
         """Raise QueueFull if a request of `size` bytes, `held` of them counted, does not fit now, PayloadTooLarge if never."""
         more = size - held
         for one in counted:
-            if one.held + more <= one.limit:
+            total = one.held.total
+            if total + more <= one.limit:
                 continue
             setting = f" ({env_name(one.setting)})" if one.setting else ""
             whose = "the" if one is self._bytes else "its"
             message = (
-                f"{one.whose} hold {one.held} bytes and have no room for {more} more: "
+                f"{one.whose} hold {total} bytes and have no room for {more} more: "
                 f"{whose} limit is {one.limit}{setting}."
             )
             raise self._capacity.over_limit(one.reason, model, message, never=size > one.limit)

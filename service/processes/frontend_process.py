@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from turbofno.service.app import create_app
 from turbofno.service.banner import greet
-from turbofno.service.connections import OpenConnections
 from turbofno.service.metrics import Metrics
 from turbofno.service.processes.liveness import LivenessPipe
 from turbofno.service.processes.messages import Heartbeat
 from turbofno.service.processes.port import bind
 from turbofno.service.processes.remote_engine import RemoteEngine
 from turbofno.service.server import DrainingServer
+from turbofno.service.shared_sums import SharedSums
 
 if TYPE_CHECKING:
     from turbofno.service.processes.launch import Launch
@@ -32,7 +32,7 @@ async def run(launch: Launch) -> int:
             engine=engine,
             metrics=metrics,
             slots=engine.queue,
-            connections=OpenConnections(launch.connections, launch.index),
+            sums=SharedSums(settings, launch.sums, launch.index),
             scrape=pipe.scrape,
         )
         server = DrainingServer(app, greet if launch.banner else None, lambda: False)

@@ -36,8 +36,8 @@ class Launch:
     """Models of the dead engine that this one replaces."""
     banner: bool = False
     """Print usage examples once the models are ready."""
-    connections: int | None = None
-    """Descriptor of the front ends' counts of connections, which a front end inherits."""
+    sums: int | None = None
+    """Descriptor of the memory of the front ends' sums, which each of them inherits."""
     rank: int = 0
     """Of an engine of several devices. Only the first rank is a child of the supervisor."""
     store: str = ""

@@ -15,7 +15,6 @@ from turbofno.service.settings import env_name, exposure_warnings, http_url, mis
 from turbofno.service.system import cores, with_descriptors
 
 if TYPE_CHECKING:
-    from turbofno.service.model_limits import ModelLimits
     from turbofno.service.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -51,7 +50,7 @@ def run_processes(settings: Settings, *, for_people: bool) -> int:
         supervisor = Supervisor(
             settings,
             engines=engine_settings(settings),
-            frontends=[frontend_settings(settings)] * settings.frontends,
+            frontends=settings.frontends,
             banner=for_people,
         )
         return asyncio.run(supervisor.run(signals=True))
@@ -73,22 +72,3 @@ def engine_settings(settings: Settings) -> list[Settings]:
         )
         for engine in engines
     ]
-
-
-def frontend_settings(settings: Settings) -> Settings:
-    """Settings of each front end: its share of the limits of the service."""
-    share = settings.max_inflight_bytes // settings.frontends
-    return settings.model_copy(
-        update={
-            "max_inflight_bytes": max(share, settings.max_body_bytes),
-            "model_limits": {
-                name: _share(limits, settings) for name, limits in settings.model_limits.items()
-            },
-        }
-    )
-
-
-def _share(limits: ModelLimits, settings: Settings) -> ModelLimits:
-    # Every front end must accept a body that the service as a whole would.
-    least = min(limits.bytes, settings.max_body_bytes)
-    return limits._replace(bytes=max(limits.bytes // settings.frontends, least))

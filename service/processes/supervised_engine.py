@@ -29,7 +29,7 @@ class SupervisedEngine(RemoteEngine):
         super().__init__(OWN_FRONT_END, settings, metrics)
         self._metrics = metrics
         self._supervisor = Supervisor(
-            settings, engines=engine_settings(settings), frontends=[], on_engines=self._on_engines
+            settings, engines=engine_settings(settings), frontends=0, on_engines=self._on_engines
         )
         self._running: asyncio.Task[int] | None = None
         self._closed = False

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import generate_latest
 
-from turbofno.service.connections import shared_counts
 from turbofno.service.processes import messages
 from turbofno.service.processes.channel import Channel, new_endpoint
 from turbofno.service.processes.launch import Launch
 from turbofno.service.processes.liveness import HEARTBEAT_SECONDS, SCRAPE_SECONDS
 from turbofno.service.processes.metrics_sum import MetricsSum
+from turbofno.service.shared_sums import shared_memory
 from turbofno.service.system import on_hangup
 
 if TYPE_CHECKING:
@@ -77,26 +77,26 @@ class Supervisor:
         settings: Settings,
         *,
         engines: list[Settings],
-        frontends: list[Settings],
+        frontends: int,
         banner: bool = False,
         on_engines: Callable[[Sequence[messages.Peer]], None] = lambda _: None,
     ) -> None:
-        """`engines` and `frontends` have settings for each child; `settings` are those of the service.
+        """`settings` are those of the service and of its front ends, `engines` those of each engine.
 
         `on_engines` is called with the live engines when they change or a front end starts, for a front end in this process.
         """
         self._settings = settings
         self._endpoint = new_endpoint()
         first = partial(Launch, generation=0, parent=os.getpid(), endpoint=self._endpoint)
-        counts = shared_counts(len(frontends))
-        weakref.finalize(self, os.close, counts)
+        sums = None
+        if frontends:
+            sums = shared_memory(settings)
+            weakref.finalize(self, os.close, sums)
         self._children = [
             *(_Child(first("engine", i, settings=one)) for i, one in enumerate(engines)),
             *(
-                _Child(
-                    first("frontend", i, settings=one, banner=banner and i == 0, connections=counts)
-                )
-                for i, one in enumerate(frontends)
+                _Child(first("frontend", i, settings=settings, banner=banner and i == 0, sums=sums))
+                for i in range(frontends)
             ),
         ]
         self._metrics = MetricsSum()
@@ -187,7 +187,7 @@ class Supervisor:
         process = child.process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "turbofno.service.processes", launch.name,
             stdin=asyncio.subprocess.PIPE, start_new_session=True,
-            pass_fds=() if launch.connections is None else (launch.connections,),
+            pass_fds=() if launch.sums is None else (launch.sums,),
         )  # fmt: skip
         if self._stop.is_set():
             process.kill()

@@ -15,7 +15,6 @@ from tests.draws import generator
 from tests.service.http.asgi import serving
 from tests.service.tiny import rollable_module, save_rollable, save_tiny
 from turbofno.service.model_limits import ModelLimits, parse, to_text
-from turbofno.service.processes.start import frontend_settings
 from turbofno.service.settings import Settings
 
 if TYPE_CHECKING:
@@ -47,15 +46,6 @@ def test_limits_survive_text_and_json() -> None:
 def test_invalid_limits_are_refused(wrong: str, says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         Settings(model_limits=wrong)  # type: ignore[arg-type]
-
-
-def test_front_ends_share_a_models_bytes_but_each_accepts_any_allowed_body() -> None:
-    limits = "a fields=8 bytes=1000, b bytes=4000000000, c batch=2"
-    settings = Settings(model_limits=limits, frontends=4)  # type: ignore[arg-type]
-    shared = frontend_settings(settings).model_limits
-    assert shared == {
-        "a": ModelLimits(8, 1000, 0), "b": ModelLimits(0, 10**9, 0), "c": ModelLimits(0, 0, 2),
-    }  # fmt: skip
 
 
 def test_limits_of_an_unknown_model_fail_the_start(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline.admission import Admission
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.settings import Settings
+from turbofno.service.shared_sums import SharedSums
 
 DATA = bytes(range(256)) * 40
 
@@ -55,7 +56,9 @@ def make_request(
     context: Any = SimpleNamespace(
         settings=settings,
         metrics=metrics,
-        admission=Admission(settings, metrics, QueueCapacity(settings, metrics)),
+        admission=Admission(
+            settings, metrics, QueueCapacity(settings, metrics), SharedSums(settings)
+        ),
         engine=SimpleNamespace(buffer=heap_buffer),
     )
     scope = {

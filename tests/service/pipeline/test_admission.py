@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -18,14 +19,17 @@ from turbofno.service.pipeline.admission import ANYONE, Admission, Admitted, Cal
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.pipeline.ticket import Kind, Slice, Ticket
 from turbofno.service.settings import Settings
+from turbofno.service.shared_sums import SharedSums, shared_memory
 
 SIZES = {"max_body_bytes": 100, "max_json_bytes": 100, "max_inflight_bytes": 250}
 
 
-def make(**settings: Any) -> tuple[Admission, QueueCapacity, Metrics]:
+def make(
+    sums: SharedSums | None = None, **settings: Any
+) -> tuple[Admission, QueueCapacity, Metrics]:
     metrics, chosen = Metrics(), Settings(**{**SIZES, **settings})
     capacity = QueueCapacity(chosen, metrics)
-    return Admission(chosen, metrics, capacity), capacity, metrics
+    return Admission(chosen, metrics, capacity, sums or SharedSums(chosen)), capacity, metrics
 
 
 @contextmanager
@@ -52,6 +56,31 @@ def ticket(
 
 def inflight(metrics: Metrics) -> float | None:
     return metrics.registry.get_sample_value("turbofno_inflight_bytes")
+
+
+def test_front_ends_have_limits_of_bytes_together() -> None:
+    limits = {"model_limits": "m bytes=150", "frontends": 2}
+    settings = Settings(**{**SIZES, **limits})
+    memory = shared_memory(settings)
+    (first, *_), (second, _, metrics) = (
+        make(SharedSums(settings, os.dup(memory), own), **limits) for own in (0, 1)
+    )
+    os.close(memory)
+    with admit(first, 80) as one, admit(second, 80) as another:
+        one.hold(80)
+        with pytest.raises(QueueFull, match=r"requests of model 'm' hold 80 bytes .* for 80 more"):
+            another.hold(80)
+        another.hold(70)
+        assert inflight(metrics) == 70, "metrics of front ends are added up"
+        with admit(first, 100, "other") as other:
+            other.hold(100)
+            with (
+                pytest.raises(QueueFull, match=r"requests being served hold 250 bytes"),
+                admit(second, 10, "other"),
+            ):
+                pass
+    with admit(second, 100) as alone:
+        alone.hold(100)
 
 
 def test_bytes_are_held_during_a_request_and_released_on_error() -> None:

@@ -1,0 +1,51 @@
+"""Sums over several processes."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from turbofno.service.settings import Settings
+from turbofno.service.shared_sums import SharedSums, shared_memory
+
+LIMITS: Any = "a bytes=5, b fields=2, c bytes=7"
+
+
+def sums(memory: int, settings: Settings, own: int) -> SharedSums:
+    return SharedSums(settings, os.dup(memory), own)
+
+
+def test_each_process_adds_to_its_part_and_all_know_the_sum() -> None:
+    settings = Settings(frontends=3, model_limits=LIMITS)
+    memory = shared_memory(settings)
+    first, third = (sums(memory, settings, own) for own in (0, 2))
+    first.connections.add(2)
+    third.connections.add(1)
+    first.connections.add(-1)
+    third.bytes.add(2**40)
+    third.bytes_of_models["c"].add(5)
+    assert first.connections.total == third.connections.total == 2
+    assert (first.connections.part, third.connections.part) == (1, 1)
+    assert first.bytes.total == 2**40
+    assert {name: one.total for name, one in first.bytes_of_models.items()} == {"a": 0, "c": 5}
+    os.close(memory)
+
+
+def test_what_an_ended_process_counted_counts_no_more_once_another_takes_its_place() -> None:
+    settings = Settings(frontends=2)
+    memory = shared_memory(settings)
+    ended, other = (sums(memory, settings, own) for own in (0, 1))
+    ended.connections.add(2)
+    ended.bytes.add(3)
+    other.bytes.add(4)
+    sums(memory, settings, 0)
+    assert (other.connections.total, other.bytes.total) == (0, 4)
+    os.close(memory)
+
+
+def test_one_process_needs_no_shared_memory() -> None:
+    one, another = (SharedSums(Settings(model_limits=LIMITS)) for _ in range(2))
+    one.connections.add(2)
+    one.bytes_of_models["a"].add(1)
+    assert (one.connections.total, one.bytes_of_models["a"].total) == (2, 1)
+    assert (another.connections.total, another.bytes_of_models["a"].total) == (0, 0)
