@@ -140,10 +140,11 @@ class DrainingServer(uvicorn.Server):
         loop, settings = asyncio.get_running_loop(), self._context.settings
         if self.config.ssl is not None:
             self._certificates = Certificates(settings, self.config.ssl)
-            # uvicorn sets none, and the event loop's is a minute. A connection counts from the end of its handshake only, so
-            # max_connections does not bound the descriptors that silent clients hold.
-            limit = {"ssl_handshake_timeout": settings.header_timeout_seconds}
-            loop.create_server = partial(loop.create_server, **limit)  # type: ignore[method-assign]
+            # uvicorn sets none, and the event loop's are a minute and half of one. A connection counts from the end of its
+            # handshake only, and not once it is refused, so max_connections does not bound the descriptors of silent clients.
+            names = ("ssl_handshake_timeout", "ssl_shutdown_timeout")
+            limits = dict.fromkeys(names, settings.header_timeout_seconds)
+            loop.create_server = partial(loop.create_server, **limits)  # type: ignore[method-assign]
         if threading.current_thread() is threading.main_thread():
             loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         await super().startup(sockets)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import weakref
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ class SharedSum:
         """`parts` has a signed integer of 64 bits for each process, this one's at `own`; by default it is the only one."""
         self._parts = _integers(bytearray(_INTEGER_BYTES)) if parts is None else parts
         self._own = own
-        # What a predecessor counted has ended with it.
-        self._parts[own] = 0
 
     def add(self, more: int) -> None:
         """Add to this process's part."""
@@ -44,7 +43,10 @@ class SharedSums:
     """The sums of a service."""
 
     def __init__(self, settings: Settings, memory: int | None = None, own: int = 0) -> None:
-        """`memory` is of `shared_memory`, and is closed; `own` is the index of this front end. By default it is the only one."""
+        """`memory` is the descriptor of a `SumsMemory`, and is closed; `own` is the index of this front end.
+
+        By default it is the only one.
+        """
         parts: list[memoryview | None] = [None] * _count(settings)
         if memory is not None:
             integers, each = _integers(mmap.mmap(memory, 0)), settings.frontends
@@ -55,11 +57,20 @@ class SharedSums:
         """Of the models whose bytes are limited."""
 
 
-def shared_memory(settings: Settings) -> int:
-    """A memory file for the sums of all front ends. Returns its descriptor."""
-    memory = os.memfd_create("turbofno-sums")
-    os.ftruncate(memory, _count(settings) * settings.frontends * _INTEGER_BYTES)
-    return memory
+class SumsMemory:
+    """The memory of the sums of all front ends, for the process that starts these."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.descriptor = os.memfd_create("turbofno-sums")
+        weakref.finalize(self, os.close, self.descriptor)
+        self._each = settings.frontends
+        os.ftruncate(self.descriptor, _count(settings) * self._each * _INTEGER_BYTES)
+        self._integers = _integers(mmap.mmap(self.descriptor, 0))
+
+    def forget(self, index: int) -> None:
+        """Count nothing any more of a front end that has ended."""
+        for at in range(index, len(self._integers), self._each):
+            self._integers[at] = 0
 
 
 def _count(settings: Settings) -> int:

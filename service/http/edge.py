@@ -41,7 +41,7 @@ class Edge(HttpToolsProtocol):
     # With more attributes than 30, uvicorn's among them, each instance would have a dictionary of its own: cache misses, with
     # hundreds of connections.
     __slots__ = (
-        "_admitted", "_arriving", "_behind", "_half_closed", "_head", "_header_bytes", "_idle_since", "_limits", "_reception",
+        "_admitted", "_arriving", "_behind", "_counted", "_half_closed", "_head", "_header_bytes", "_idle_since", "_limits", "_reception",
         "_timers", "_unanswered", "app_context",
     )  # fmt: skip
     cycle: Any
@@ -51,6 +51,8 @@ class Edge(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self.app_context: AppContext = self.config.app.state.context  # type: ignore[union-attr]
         self._limits = self.app_context.settings
+        self._counted = False
+        """True if it is one of the open connections."""
         self._header_bytes = 0
         self._behind = False
         """True if the newest header began behind another request's bytes, so that `_header_bytes` counts less than it."""
@@ -73,8 +75,7 @@ class Edge(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         most = self._limits.max_connections
-        self.app_context.connections.add(1)
-        if self.app_context.connections.total > most:
+        if self.app_context.connections.total >= most:
             self._refuse(
                 503,
                 "connections",
@@ -82,6 +83,9 @@ class Edge(HttpToolsProtocol):
                 "retry-after: 1\r\n",
             )
             return
+        # A refused one does not count: with TLS its client may take long to close it.
+        self.app_context.connections.add(1)
+        self._counted = True
         self._start_header_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -93,7 +97,8 @@ class Edge(HttpToolsProtocol):
         # Break the reference cycles with the last exchange, which would wait for a garbage collection.
         self.cycle = self._admitted = self._reception = self._head = None
         super().connection_lost(exc)
-        self.app_context.connections.add(-1)
+        if self._counted:
+            self.app_context.connections.add(-1)
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Handle the client's half-close. Returns True to keep the connection open for the replies."""

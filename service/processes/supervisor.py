@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import time
-import weakref
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,7 +21,7 @@ from turbofno.service.processes.channel import Channel, new_endpoint
 from turbofno.service.processes.launch import Launch
 from turbofno.service.processes.liveness import HEARTBEAT_SECONDS, SCRAPE_SECONDS
 from turbofno.service.processes.metrics_sum import MetricsSum
-from turbofno.service.shared_sums import shared_memory
+from turbofno.service.shared_sums import SumsMemory
 from turbofno.service.system import on_hangup
 
 if TYPE_CHECKING:
@@ -88,10 +87,8 @@ class Supervisor:
         self._settings = settings
         self._endpoint = new_endpoint()
         first = partial(Launch, generation=0, parent=os.getpid(), endpoint=self._endpoint)
-        sums = None
-        if frontends:
-            sums = shared_memory(settings)
-            weakref.finalize(self, os.close, sums)
+        self._sums = SumsMemory(settings) if frontends else None
+        sums = None if self._sums is None else self._sums.descriptor
         self._children = [
             *(_Child(first("engine", i, settings=one)) for i, one in enumerate(engines)),
             *(
@@ -262,6 +259,8 @@ class Supervisor:
                 scrape.set_result(None)
         if launch.role == "engine":
             self._send_engines()
+        elif self._sums is not None:
+            self._sums.forget(launch.index)
 
     def _send_engines(self) -> None:
         """Tell all front ends which engines live, also where nothing has changed for them."""

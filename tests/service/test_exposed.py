@@ -8,7 +8,7 @@ import socket
 import ssl
 import subprocess
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import TYPE_CHECKING
@@ -135,6 +135,43 @@ def test_connections_that_never_begin_tls_hold_descriptors_for_a_limited_time(
         until(serves, 20)
         # The event loop's own limit is a minute.
         within(time.monotonic() - began, 10.0)
+        assert server.stop() == 0, server.tail()
+    assert "Traceback" not in server.log.read_text()
+
+
+def test_a_refused_connection_does_not_count_until_its_client_ends_tls(
+    certificates: Path, tmp_path: Path
+) -> None:
+    save_tiny(tmp_path / "repository")
+    words = ["--tls-certificate", str(certificates / "server.pem"), "--max-connections", "3"]
+    words += ["--tls-key", str(certificates / "server.key")]
+    known = trusting(certificates)
+    server = ServerProcess(tmp_path / "repository", tmp_path / "log.txt", *words, trust=known)
+    with server, ExitStack() as opened:
+
+        def connected() -> ssl.SSLSocket:
+            plain = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+            return opened.enter_context(known.wrap_socket(plain, server_hostname="127.0.0.1"))
+
+        def status(connection: ssl.SSLSocket) -> int:
+            with suppress(ConnectionError, ssl.SSLError):
+                connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            return int(connection.recv(1000).split(maxsplit=2)[1])
+
+        def accepted() -> ssl.SSLSocket:
+            found: list[ssl.SSLSocket] = []
+
+            def one_more() -> bool:
+                found.append(connected())
+                return status(found[-1]) == 200
+
+            until(one_more, 10)
+            return found[-1]
+
+        first, *_ = [accepted() for _ in range(3)]
+        assert status(connected()) == 503
+        first.close()
+        accepted()
         assert server.stop() == 0, server.tail()
     assert "Traceback" not in server.log.read_text()
 

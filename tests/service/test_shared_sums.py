@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import Any
 
+from turbofno.service.processes.supervisor import Supervisor
 from turbofno.service.settings import Settings
-from turbofno.service.shared_sums import SharedSums, shared_memory
+from turbofno.service.shared_sums import SharedSums, SumsMemory
 
 LIMITS: Any = "a bytes=5, b fields=2, c bytes=7"
 
 
-def sums(memory: int, settings: Settings, own: int) -> SharedSums:
-    return SharedSums(settings, os.dup(memory), own)
+def sums(memory: SumsMemory, settings: Settings, own: int) -> SharedSums:
+    return SharedSums(settings, os.dup(memory.descriptor), own)
 
 
 def test_each_process_adds_to_its_part_and_all_know_the_sum() -> None:
     settings = Settings(frontends=3, model_limits=LIMITS)
-    memory = shared_memory(settings)
+    memory = SumsMemory(settings)
     first, third = (sums(memory, settings, own) for own in (0, 2))
     first.connections.add(2)
     third.connections.add(1)
@@ -28,19 +30,36 @@ def test_each_process_adds_to_its_part_and_all_know_the_sum() -> None:
     assert (first.connections.part, third.connections.part) == (1, 1)
     assert first.bytes.total == 2**40
     assert {name: one.total for name, one in first.bytes_of_models.items()} == {"a": 0, "c": 5}
-    os.close(memory)
 
 
-def test_what_an_ended_process_counted_counts_no_more_once_another_takes_its_place() -> None:
-    settings = Settings(frontends=2)
-    memory = shared_memory(settings)
+def test_what_an_ended_process_counted_is_forgotten() -> None:
+    settings = Settings(frontends=2, model_limits=LIMITS)
+    memory = SumsMemory(settings)
     ended, other = (sums(memory, settings, own) for own in (0, 1))
     ended.connections.add(2)
     ended.bytes.add(3)
+    ended.bytes_of_models["c"].add(3)
     other.bytes.add(4)
-    sums(memory, settings, 0)
+    memory.forget(0)
     assert (other.connections.total, other.bytes.total) == (0, 4)
-    os.close(memory)
+    assert other.bytes_of_models["c"].total == 0
+
+
+def test_the_supervisor_forgets_what_a_dead_front_end_held() -> None:
+    async def main() -> None:
+        settings = Settings(frontends=2)
+        supervisor = Supervisor(settings, engines=[], frontends=2)
+        first, second = (child.launch for child in supervisor._children)
+        assert first.sums is not None
+        held, other = (SharedSums(settings, os.dup(first.sums), own) for own in (0, 1))
+        held.bytes.add(5)
+        other.bytes.add(7)
+        supervisor._on_exit(second)
+        assert held.bytes.total == 5
+        supervisor._on_exit(first)
+        assert held.bytes.total == 0
+
+    asyncio.run(main())
 
 
 def test_one_process_needs_no_shared_memory() -> None:

@@ -19,7 +19,7 @@ from turbofno.service.pipeline.admission import ANYONE, Admission, Admitted, Cal
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.pipeline.ticket import Kind, Slice, Ticket
 from turbofno.service.settings import Settings
-from turbofno.service.shared_sums import SharedSums, shared_memory
+from turbofno.service.shared_sums import SharedSums, SumsMemory
 
 SIZES = {"max_body_bytes": 100, "max_json_bytes": 100, "max_inflight_bytes": 250}
 
@@ -61,11 +61,10 @@ def inflight(metrics: Metrics) -> float | None:
 def test_front_ends_have_limits_of_bytes_together() -> None:
     limits = {"model_limits": "m bytes=150", "frontends": 2}
     settings = Settings(**{**SIZES, **limits})
-    memory = shared_memory(settings)
+    memory = SumsMemory(settings)
     (first, *_), (second, _, metrics) = (
-        make(SharedSums(settings, os.dup(memory), own), **limits) for own in (0, 1)
+        make(SharedSums(settings, os.dup(memory.descriptor), own), **limits) for own in (0, 1)
     )
-    os.close(memory)
     with admit(first, 80) as one, admit(second, 80) as another:
         one.hold(80)
         with pytest.raises(QueueFull, match=r"requests of model 'm' hold 80 bytes .* for 80 more"):
