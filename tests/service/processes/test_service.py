@@ -76,6 +76,7 @@ def shared(repository: Path) -> Iterator[Service]:
         max_body_bytes=2**20,
         max_json_bytes=2**20,
         shared_memory_bytes=SHARED,
+        model_limits="tiny-finer bytes=100000",
     ) as service:
         yield service
 
@@ -387,9 +388,9 @@ def test_hung_front_end_is_replaced(service: Service, modules: dict[str, FNO]) -
     within(load.slowest, HANG_SECONDS + 3)
 
 
-def npy_request(body: bytes) -> bytes:
+def npy_request(body: bytes, model: str = "tiny-2d") -> bytes:
     head = (
-        "POST /v1/models/tiny-2d:predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-npy\r\n"
+        f"POST /v1/models/{model}:predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-npy\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
@@ -440,6 +441,22 @@ def test_announced_bodies_that_do_not_come_take_no_shared_memory(service: Servic
         fields = np.zeros((1, 1, 16, 16), np.float32)
         with service.client() as client:
             assert by_npy(client, "tiny-2d", fields)[0].status_code == 200
+
+
+def test_a_limit_of_bytes_is_for_all_front_ends_together(service: Service) -> None:
+    fields = np.zeros((1, 1, 16), np.float32)
+    request = npy_request(as_npy(np.zeros((350, 1, 64), np.float32)), "tiny-finer")
+    with service.connect() as connection:
+        connection.sendall(request[:80_000])
+        until(lambda: service.total("turbofno_inflight_bytes") > 70_000, 10)
+        for _ in range(8):
+            # On connections of their own, each of which the kernel gives to a front end by chance.
+            with service.client() as client:
+                answer = by_npy(client, "tiny-finer", np.zeros((160, 1, 64), np.float32))[0]
+                assert answer.status_code == 429
+                assert "requests of model 'tiny-finer' hold " in answer.json()["detail"]
+                assert by_npy(client, "tiny-finer", fields)[0].status_code == 200
+    everything_is_given_back(service)
 
 
 def test_gradients_are_right_and_refused_as_in_one_process(
