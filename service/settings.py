@@ -286,8 +286,8 @@ class Settings(BaseSettings):
     )
     max_inflight_bytes: PositiveInt = Field(
         default=512 * MIB,
-        description="Maximum bytes of all request bodies and unsent responses together, over all front ends. It bounds "
-        "what is held at once; each process keeps the memory that it once used.",
+        description="Maximum bytes of all request bodies and unsent responses together, over all front ends, "
+        "which bounds the memory of the service.",
     )
     max_connections: PositiveInt = Field(
         default=4096,

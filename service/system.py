@@ -30,7 +30,6 @@ _OWN_FILES = 128
 """File descriptors of a process besides its connections: streams, models being loaded, shared memory, sockets."""
 _MIN_CONNECTIONS = 16
 _MALLOC = (
-    (-1, "MALLOC_TRIM_THRESHOLD_", 2**30),
     (-3, "MALLOC_MMAP_THRESHOLD_", 2**30),
     (-8, "MALLOC_ARENA_MAX", 1),
 )
@@ -62,15 +61,15 @@ def open_standard_streams() -> None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
 
 
-def keep_freed_memory() -> None:
-    """Make glibc's malloc keep freed memory, so that the next batch has no page faults.
+def keep_freed_memory(most: int = 1 << 30) -> None:
+    """Make glibc's malloc keep up to `most` bytes of freed memory, so that the next batch has no page faults.
 
     The process keeps the size that its largest batch needed. Environment variables `MALLOC_*` take precedence. Other C
     libraries have no mallopt and are unchanged.
     """
     # Windows has no library of the process itself to look in.
     mallopt = None if os.name == "nt" else getattr(ctypes.CDLL(None), "mallopt", None)
-    for parameter, variable, value in _MALLOC:
+    for parameter, variable, value in ((-1, "MALLOC_TRIM_THRESHOLD_", most), *_MALLOC):
         if mallopt is not None and variable not in os.environ:
             mallopt(parameter, value)
 

@@ -13,6 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from turbofno.service import logs
 from turbofno.service.engine.interface import RecoveryRecord
+from turbofno.service.processes.memory import KEPT_BYTES
 from turbofno.service.settings import Settings
 from turbofno.service.system import keep_freed_memory
 
@@ -75,5 +76,9 @@ def enter(data: bytes) -> Launch:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     logs.configure(launch.settings, process=launch.name)
     logs.omit_origins()
-    keep_freed_memory()
+    if launch.role == "frontend":
+        # There are several, and each would keep all that it held at any time.
+        keep_freed_memory(KEPT_BYTES)
+    else:
+        keep_freed_memory()
     return launch

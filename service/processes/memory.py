@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 HEAVY_BYTES = 1 << 20
 """Larger arrays (copying takes over about 0.2 ms) are copied off the event loop."""
 
+KEPT_BYTES = 128 << 20
+"""What is beyond is given back to the system whenever no slot is in use. A GPU's engine page-locks no more than this: it would
+go on to use pages that the memory no longer has."""
+
 _PAGE = 4096
 _ALIGNMENT = 64
 _FLOAT = np.dtype(np.float32)
@@ -76,6 +80,8 @@ class SlotMemory(_Memory):
         super().__init__(self._map)
         self._free = [(0, size)]
         """(start, stop) in bytes; sorted, never adjacent."""
+        self._touched = 0
+        """No byte from here on was used since memory was last given back."""
         self._slots: dict[int, tuple[weakref.ref[NDArray[np.uint8]], int, int]] = {}
         """id of the weak reference (arrays are not hashable) -> reference, start, stop."""
         # A queue, since garbage may be collected on any thread, even while `_free` changes.
@@ -118,6 +124,7 @@ class SlotMemory(_Memory):
                 f"({env_name('shared_memory_bytes')} sets it). Retry after the time in Retry-After.",
                 retry_after=1.0,
             )
+        self._touched = max(self._touched, start + needed)
         array = np.frombuffer(self._map, np.uint8, size, start)
         given = weakref.ref(array, self._collected.append)
         self._slots[id(given)] = given, start, start + needed
@@ -146,6 +153,9 @@ class SlotMemory(_Memory):
                 start = self._free.pop(index - 1)[0]
                 index -= 1
             self._free.insert(index, (start, stop))
+        if self._touched > KEPT_BYTES and not self._slots:
+            self._map.madvise(mmap.MADV_REMOVE, KEPT_BYTES, self._touched - KEPT_BYTES)
+            self._touched = KEPT_BYTES
 
 
 class AttachedMemory(_Memory):

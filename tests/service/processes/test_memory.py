@@ -14,7 +14,9 @@ import pytest
 from tests.draws import generator
 from tests.service.processes.running import ROOT
 from turbofno.service.errors import PayloadTooLarge, Unavailable
+from turbofno.service.processes import memory as memory_module
 from turbofno.service.processes.memory import AttachedMemory, SlotMemory
+from turbofno.service.runtime.page_locked import MAX_BYTES
 
 MIB = 2**20
 
@@ -52,6 +54,36 @@ def test_slots_of_any_size_never_overlap_and_are_all_freed() -> None:
     gc.collect()
     assert memory.used_bytes == 0
     assert len(memory.slot(2 * MIB)) == 2 * MIB, "one piece again"
+
+
+def test_memory_is_given_back_once_no_slot_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_module, "KEPT_BYTES", MIB)
+    memory = SlotMemory(8 * MIB)
+    attached = AttachedMemory(memory.attachment())
+
+    def resident() -> int:
+        return 512 * os.fstat(memory.attachment().fd).st_blocks
+
+    held = [memory.array((MIB // 4,)) for _ in range(5)]
+    for mark, array in enumerate(held):
+        array[:] = mark
+    assert resident() == 5 * MIB
+    seen = attached.view(memory.span(held[4]))
+    del array, held[:4]
+    assert memory.used_bytes == MIB
+    assert resident() == 5 * MIB, "one is in use"
+    assert set(seen) == {4.0}
+    held.clear()
+    assert memory.used_bytes == 0
+    assert resident() == MIB
+    again = [memory.array((MIB // 4,)) for _ in range(5)]
+    for mark, array in enumerate(again):
+        array[:] = 10 + mark
+    assert [attached.view(memory.span(array))[-1] for array in again] == [10, 11, 12, 13, 14]
+
+
+def test_no_page_that_a_gpus_engine_locks_is_given_back() -> None:
+    assert MAX_BYTES <= memory_module.KEPT_BYTES
 
 
 def test_slot_lives_as_long_as_any_view_of_it() -> None:
