@@ -229,15 +229,15 @@ def test_a_rollout_plays_pauses_scrubs_and_stops(page: Page, server: ServerProce
     assert state.text_content() == held
     scrub = page.get_by_label("Frame")
     scrub.press("Home")
-    for _ in range(3):
-        scrub.press("ArrowRight")
-    wait_for(state, "^Step 4 of 30, 4 time units")
+    # While it pauses, no more may come than were shown.
+    scrub.press("ArrowRight")
+    wait_for(state, "^Step 2 of 30, 2 time units")
     drawn = sample(server, "navier-stokes-2d", seed=7)
     with Client(server.url) as client:
-        (frame,) = client.rollout("navier-stokes-2d", drawn, 4, frames="last")
+        (frame,) = client.rollout("navier-stokes-2d", drawn, 2, frames="last")
     page.get_by_role("button", name="Solve to this step").click()
     said = wait_for(figure(page, "Error", "#rollout-fields").locator(".note"), "relative L2")
-    url = f"{server.url}/v1/models/navier-stokes-2d:solve?seed=7&steps=4"
+    url = f"{server.url}/v1/models/navier-stokes-2d:solve?seed=7&steps=2"
     solved = _array(httpx.post(url, timeout=30.0).content)
     share = np.linalg.norm(frame.fields - solved) / np.linalg.norm(solved)
     assert float(re.findall(NUMBER, said)[-1]) == pytest.approx(100 * share, rel=6e-3)
