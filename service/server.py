@@ -142,9 +142,10 @@ class DrainingServer(uvicorn.Server):
             self._certificates = Certificates(settings, self.config.ssl)
             # uvicorn sets none, and the event loop's are a minute and half of one. A connection counts from the end of its
             # handshake only, and not once it is refused, so max_connections does not bound the descriptors of silent clients.
-            names = ("ssl_handshake_timeout", "ssl_shutdown_timeout")
-            limits = dict.fromkeys(names, settings.header_timeout_seconds)
-            loop.create_server = partial(loop.create_server, **limits)  # type: ignore[method-assign]
+            seconds = settings.header_timeout_seconds
+            loop.create_server = partial(  # type: ignore[method-assign]
+                loop.create_server, ssl_handshake_timeout=seconds, ssl_shutdown_timeout=seconds
+            )
         if threading.current_thread() is threading.main_thread():
             loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         await super().startup(sockets)

@@ -64,7 +64,7 @@ def open_standard_streams() -> None:
 def keep_freed_memory(most: int = 1 << 30) -> None:
     """Make glibc's malloc keep up to `most` bytes of freed memory, so that the next batch has no page faults.
 
-    The process keeps the size that its largest batch needed. Environment variables `MALLOC_*` take precedence. Other C
+    Within that the process keeps the size that its largest batch needed. Environment variables `MALLOC_*` take precedence. Other C
     libraries have no mallopt and are unchanged.
     """
     # Windows has no library of the process itself to look in.

@@ -41,8 +41,8 @@ class Edge(HttpToolsProtocol):
     # With more attributes than 30, uvicorn's among them, each instance would have a dictionary of its own: cache misses, with
     # hundreds of connections.
     __slots__ = (
-        "_admitted", "_arriving", "_behind", "_counted", "_half_closed", "_head", "_header_bytes", "_idle_since", "_limits", "_reception",
-        "_timers", "_unanswered", "app_context",
+        "_admitted", "_arriving", "_behind", "_counted", "_half_closed", "_head", "_header_bytes", "_idle_since", "_limits",
+        "_reception", "_timers", "_unanswered", "app_context",
     )  # fmt: skip
     cycle: Any
     """The newest exchange, by the name that uvicorn uses."""

@@ -7,6 +7,7 @@ process that has it open, and a restarted front end gets new memory, to which no
 from __future__ import annotations
 
 import bisect
+import contextlib
 import ctypes
 import math
 import mmap
@@ -154,7 +155,9 @@ class SlotMemory(_Memory):
                 index -= 1
             self._free.insert(index, (start, stop))
         if self._touched > KEPT_BYTES and not self._slots:
-            self._map.madvise(mmap.MADV_REMOVE, KEPT_BYTES, self._touched - KEPT_BYTES)
+            # Some sandboxes do not know it; then the memory stays.
+            with contextlib.suppress(OSError):
+                self._map.madvise(mmap.MADV_REMOVE, KEPT_BYTES, self._touched - KEPT_BYTES)
             self._touched = KEPT_BYTES
 
 

@@ -13,14 +13,16 @@ from turbofno.service.shared_sums import SharedSums, SumsMemory
 LIMITS: Any = "a bytes=5, b fields=2, c bytes=7"
 
 
-def sums(memory: SumsMemory, settings: Settings, own: int) -> SharedSums:
-    return SharedSums(settings, os.dup(memory.descriptor), own)
+SETTINGS = Settings(frontends=3, model_limits=LIMITS)
+
+
+def of_processes(descriptor: int, *indices: int) -> list[SharedSums]:
+    return [SharedSums(SETTINGS, os.dup(descriptor), own) for own in indices]
 
 
 def test_each_process_adds_to_its_part_and_all_know_the_sum() -> None:
-    settings = Settings(frontends=3, model_limits=LIMITS)
-    memory = SumsMemory(settings)
-    first, third = (sums(memory, settings, own) for own in (0, 2))
+    memory = SumsMemory(SETTINGS)
+    first, third = of_processes(memory.descriptor, 0, 2)
     first.connections.add(2)
     third.connections.add(1)
     first.connections.add(-1)
@@ -33,9 +35,8 @@ def test_each_process_adds_to_its_part_and_all_know_the_sum() -> None:
 
 
 def test_what_an_ended_process_counted_is_forgotten() -> None:
-    settings = Settings(frontends=2, model_limits=LIMITS)
-    memory = SumsMemory(settings)
-    ended, other = (sums(memory, settings, own) for own in (0, 1))
+    memory = SumsMemory(SETTINGS)
+    ended, other = of_processes(memory.descriptor, 0, 1)
     ended.connections.add(2)
     ended.bytes.add(3)
     ended.bytes_of_models["c"].add(3)
@@ -47,11 +48,10 @@ def test_what_an_ended_process_counted_is_forgotten() -> None:
 
 def test_the_supervisor_forgets_what_a_dead_front_end_held() -> None:
     async def main() -> None:
-        settings = Settings(frontends=2)
-        supervisor = Supervisor(settings, engines=[], frontends=2)
-        first, second = (child.launch for child in supervisor._children)
+        supervisor = Supervisor(SETTINGS, engines=[], frontends=3)
+        first, second, _ = (child.launch for child in supervisor._children)
         assert first.sums is not None
-        held, other = (SharedSums(settings, os.dup(first.sums), own) for own in (0, 1))
+        held, other = of_processes(first.sums, 0, 1)
         held.bytes.add(5)
         other.bytes.add(7)
         supervisor._on_exit(second)
@@ -63,7 +63,7 @@ def test_the_supervisor_forgets_what_a_dead_front_end_held() -> None:
 
 
 def test_one_process_needs_no_shared_memory() -> None:
-    one, another = (SharedSums(Settings(model_limits=LIMITS)) for _ in range(2))
+    one, another = (SharedSums(SETTINGS) for _ in range(2))
     one.connections.add(2)
     one.bytes_of_models["a"].add(1)
     assert (one.connections.total, one.bytes_of_models["a"].total) == (2, 1)
