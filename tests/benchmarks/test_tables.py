@@ -199,9 +199,12 @@ def test_served_rates_are_shares_of_the_models_best_rate(tmp_path: Path) -> None
             {**alone, "batch": 1, "on the device": 400.0},
             {**alone, "batch": 64, "on the device": 1000.0},
             served,
+            {**served, "load": "few", "frontends": 1, "connections": 2, "p50 ms": 0.75},
             {"bus": "in", "GB/s": 50.0},
         ],
     )
+    few = cells(document(tmp_path), "| frontends | connections")
+    assert (few["connections"], few["p50 ms"], few["errors"]) == ("2", "0.75", "3")
     row = cells(document(tmp_path), "share of the model's rate")
     assert row["share of the model's rate"] == "90 %"
     assert (row["devices"], row["frontends"], row["fields/s"], row["errors"]) == (

@@ -6,7 +6,7 @@ import argparse
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ Row = dict[str, Any]
 SIDE = 128
 SHARE = 0.7
 """Rate of the open loop, as a share of the closed loop before it."""
+FEW = (1, 2, 4, 8)
+"""Connections of a few clients."""
 _MOST_CONNECTIONS = 1024
 _OPEN_LOOP = 4
 """Connections of an open loop for each of the closed loop before it. With many more, each rests so long between two requests
@@ -61,6 +63,16 @@ def served(
                 rate = SHARE * best["fields/s"] / fields
                 enough = min(most, _OPEN_LOOP * connections)
                 yield stack.measure(Phase(fields, enough, seconds, rate))
+
+
+def few(setup: Setup, questions_file: Path, *, seconds: float) -> Iterator[Row]:
+    """Single fields of a few clients, in a closed loop: without front ends, and with one."""
+    first = setup.devices.split(",")[0]
+    for frontends in (0, 1):
+        one = replace(setup, devices=first, frontends=frontends, clients=1)
+        with serve(one, questions_file) as stack:
+            for connections in FEW:
+                yield {**stack.measure(Phase(1, connections, seconds)), "load": "few"}
 
 
 def _setups(checkpoint: Path, arguments: argparse.Namespace, *, whole: bool) -> Iterator[Setup]:
@@ -106,7 +118,8 @@ def _measured(
         fields=np.concatenate([one.field for one in asked]),
         truths=np.concatenate([one.truth for one in asked]),
     )
-    for setup in _setups(checkpoint, arguments, whole=whole):
+    setups = list(_setups(checkpoint, arguments, whole=whole))
+    for setup in setups:
         rows = list(
             served(
                 setup, file, arguments.fields,
@@ -115,6 +128,9 @@ def _measured(
         )  # fmt: skip
         print_table(f"{name} over HTTP", [{key: row.get(key) for key in _SHOWN} for row in rows])
         yield from rows
+    rows = list(few(setups[0], file, seconds=arguments.seconds))
+    print_table(f"{name}, few clients", [{key: row.get(key) for key in _SHOWN} for row in rows])
+    yield from rows
 
 
 def main() -> None:

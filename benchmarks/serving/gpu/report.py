@@ -21,6 +21,7 @@ _SERVED = (
     "p99 ms",
     "mean batch",
 )
+_FEW = ("frontends", "connections", "fields/s", "p50 ms", "p99 ms", "mean batch")
 _CPU = ("frontend", "frontend system", "engine", "engine loop", "client")
 
 
@@ -47,7 +48,7 @@ def serving_gpu(lines: list[Row]) -> list[str]:
 
 def _model(name: str, rows: list[Row]) -> list[str]:
     alone = [row for row in rows if "on the device" in row]
-    served = [row for row in rows if "frontends" in row]
+    served = [row for row in rows if "frontends" in row and row["load"] != "few"]
     engine = [row for row in rows if "engine CPU us/field" in row and "frontends" not in row]
     bare = max(float(row["on the device"]) for row in alone)
     page = [
@@ -84,6 +85,20 @@ def _model(name: str, rows: list[Row]) -> list[str]:
                 ]
                 for row in served
             ],
+        ),
+        *_of_few([row for row in rows if row.get("load") == "few"]),
+    ]
+
+
+def _of_few(rows: list[Row]) -> list[str]:
+    if not rows:
+        return []
+    return [
+        "Single fields of a few clients on one GPU, in a closed loop; without front ends the service is one process:",
+        "",
+        *markdown(
+            (*_FEW, "errors"),
+            [[*(row[key] for key in _FEW), sum(row["errors"].values())] for row in rows],
         ),
     ]
 

@@ -31,7 +31,7 @@ _READY_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Setup:
-    """A configuration of the service. `cores` are the server's and the clients'."""
+    """A configuration of the service: without front ends, in one process. `cores` are the server's and the clients'."""
 
     checkpoint: Path
     devices: str
@@ -172,9 +172,15 @@ def _command(setup: Setup, place: Place) -> list[str | Path]:
     return [
         *(sys.executable, "-m", "turbofno.service", "serve", "--port", str(place.port)),
         *("--model-repository", place.checkpoint.parent, "--models", place.checkpoint.name),
-        *("--frontends", str(setup.frontends), "--devices", setup.devices),
+        *_where(setup),
         *("--max-batch-size", str(setup.max_batch), "--log-level", "warning"),
     ]
+
+
+def _where(setup: Setup) -> list[str]:
+    if setup.frontends:
+        return ["--frontends", str(setup.frontends), "--devices", setup.devices]
+    return ["--device", setup.devices if setup.devices == "cpu" else f"cuda:{setup.devices}"]
 
 
 def _wait_until_ready(process: ServerProcess, port: int) -> None:
