@@ -82,6 +82,20 @@ def test_memory_is_given_back_once_no_slot_is_in_use(monkeypatch: pytest.MonkeyP
     assert [attached.view(memory.span(array))[-1] for array in again] == [10, 11, 12, 13, 14]
 
 
+def test_memory_that_the_system_does_not_take_back_is_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory_module, "KEPT_BYTES", MIB)
+    monkeypatch.setattr(memory_module.mmap, "MADV_REMOVE", 12345)  # no system knows it
+    memory = SlotMemory(4 * MIB)
+    for mark in range(3):
+        array = memory.array((MIB,))
+        array[:] = mark
+        assert set(array[:: MIB // 8]) == {mark}
+        del array
+        assert memory.used_bytes == 0
+
+
 def test_no_page_that_a_gpus_engine_locks_is_given_back() -> None:
     assert MAX_BYTES <= memory_module.KEPT_BYTES
 
