@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from benchmarks.serving import measure
 from benchmarks.serving.checkpoint import LIGHT, write_light
+from benchmarks.serving.gpu import __main__ as gpu
+from benchmarks.serving.gpu.stack import Setup, where
 from benchmarks.serving.load import Load, Target, closed_loop, open_loop
 from benchmarks.serving.measure import PEERS_HALF, Pace, Plan, rows
 from benchmarks.serving.processes import split_cores
@@ -214,3 +218,22 @@ def test_summary_has_each_servers_best_and_what_is_left_of_ours_under_overload()
         "turbofno: 4x the fields/s of the best peer (Peer 1.0); at half that peer's peak, p99 1.5 ms, 0.5x its own."
         in page
     )
+
+
+@pytest.mark.parametrize("devices", ["0", "0,1", "0+1", "0+1,2+3"])
+def test_a_few_clients_are_served_by_one_device(
+    devices: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[str] = []
+
+    @contextmanager
+    def serve(setup: Setup, _: Path) -> Iterator[Mock]:
+        served.append(" ".join(where(setup)))
+        yield Mock(measure=lambda phase: {"connections": phase.connections, "load": "closed"})
+
+    monkeypatch.setattr(gpu, "serve", serve)
+    setup = Setup(Path("m"), devices, 8, 64, (set(), set()), 4)
+    found = list(gpu.few(setup, Path("q"), seconds=1.0))
+    assert served == ["--device cuda:0", "--frontends 1 --devices 0"]
+    assert [row["connections"] for row in found] == [*gpu.FEW] * 2
+    assert {row["load"] for row in found} == {"few"}

@@ -66,8 +66,8 @@ def served(
 
 
 def few(setup: Setup, questions_file: Path, *, seconds: float) -> Iterator[Row]:
-    """Single fields of a few clients, in a closed loop: without front ends, and with one."""
-    first = setup.devices.split(",")[0]
+    """Single fields of a few clients on the first device, in a closed loop: without front ends, and with one."""
+    first, *_ = setup.devices.replace("+", ",").split(",")
     for frontends in (0, 1):
         one = replace(setup, devices=first, frontends=frontends, clients=1)
         with serve(one, questions_file) as stack:
@@ -126,11 +126,15 @@ def _measured(
                 concurrency=arguments.concurrency, seconds=arguments.seconds,
             )
         )  # fmt: skip
-        print_table(f"{name} over HTTP", [{key: row.get(key) for key in _SHOWN} for row in rows])
+        _show(f"{name} over HTTP", rows)
         yield from rows
     rows = list(few(setups[0], file, seconds=arguments.seconds))
-    print_table(f"{name}, few clients", [{key: row.get(key) for key in _SHOWN} for row in rows])
+    _show(f"{name}, few clients", rows)
     yield from rows
+
+
+def _show(title: str, rows: list[Row]) -> None:
+    print_table(title, [{key: row.get(key) for key in _SHOWN} for row in rows])
 
 
 def main() -> None:

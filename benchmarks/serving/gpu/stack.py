@@ -150,7 +150,7 @@ def cpu_seconds(pid: int, *, main_thread: bool = False) -> tuple[float, float]:
 
 
 def cpu_by_role(server: ServerProcess) -> dict[str, float]:
-    """CPU seconds so far of engines, front ends and the supervisor.
+    """CPU seconds so far of engines, front ends and the supervisor, as which a service of one process counts.
 
     System time also has keys of its own (`frontend system`), and so have the engines' event loops (`engine loop`).
     """
@@ -172,12 +172,13 @@ def _command(setup: Setup, place: Place) -> list[str | Path]:
     return [
         *(sys.executable, "-m", "turbofno.service", "serve", "--port", str(place.port)),
         *("--model-repository", place.checkpoint.parent, "--models", place.checkpoint.name),
-        *_where(setup),
+        *where(setup),
         *("--max-batch-size", str(setup.max_batch), "--log-level", "warning"),
     ]
 
 
-def _where(setup: Setup) -> list[str]:
+def where(setup: Setup) -> list[str]:
+    """The options for front ends and devices."""
     if setup.frontends:
         return ["--frontends", str(setup.frontends), "--devices", setup.devices]
     return ["--device", setup.devices if setup.devices == "cpu" else f"cuda:{setup.devices}"]
