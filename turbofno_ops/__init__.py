@@ -9,7 +9,7 @@ except ModuleNotFoundError as error:
 
 from turbofno_ops._activations import ACTIVATIONS
 from turbofno_ops._choice import Choice
-from turbofno_ops._graphs import GraphCache
+from turbofno_ops._graphs import CaptureFailed, GraphCache
 from turbofno_ops._native import NativeStatus, native_status
 from turbofno_ops._support import gpu_refusal
 from turbofno_ops._table_use import used_tables
@@ -48,6 +48,7 @@ __all__ = [
     "AddMap",
     "Affine",
     "Branch",
+    "CaptureFailed",
     "ChainRefused",
     "Choice",
     "CompiledFNO",

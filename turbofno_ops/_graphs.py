@@ -22,8 +22,8 @@ _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for the default strea
 # kept alive: PyTorch's allocators may still refer to a graph whose capture failed
 _failed_graphs: list[torch.cuda.CUDAGraph] = []
 
-Key = tuple[int, Size]
-"""Batch bucket and grid."""
+Key = tuple[int, Size] | tuple[int, Size, object]
+"""Batch bucket and grid, and what surrounds the network in the graph, if anything does."""
 
 
 class CaptureFailed(RuntimeError):
@@ -58,11 +58,13 @@ class CaptureStream(NamedTuple):
 
     stream: torch.cuda.Stream
     done: torch.cuda.Event
+    lock: threading.Lock
+    """Held from the wait for the last run until this one is recorded."""
 
     @classmethod
     def on(cls, device: torch.device) -> CaptureStream:
         """Create a stream and its event."""
-        return cls(_own_stream(device), torch.cuda.Event())
+        return cls(_own_stream(device), torch.cuda.Event(), threading.Lock())
 
 
 def _own_stream(device: torch.device) -> torch.cuda.Stream:
@@ -96,6 +98,12 @@ def _index(device: torch.device) -> int:
 
 
 @cache
+def shared_lane(device: torch.device) -> CaptureStream:
+    """Return the lane of a device for graphs of any code, which may need cuBLAS: they share one workspace."""
+    return CaptureStream.on(device)
+
+
+@cache
 def _stream_of_chains(index: int) -> torch.cuda.Stream:
     """Return the stream that chains are captured on. They need no cuBLAS workspace, so their graphs may run at once."""
     return _own_stream(torch.device("cuda", index))
@@ -121,16 +129,25 @@ class Graph:
     ) -> None:
         self._forward, self._batch, self._index = forward, batch, _index(device)
         self._stream = torch.cuda.current_stream(self._index)  # of the last run
-        stream, self._done = lane or (_stream_of_chains(self._index), torch.cuda.Event())
+        stream, self._done, self._turn = lane or (
+            _stream_of_chains(self._index),
+            torch.cuda.Event(),
+            threading.Lock(),
+        )
         self._buffer = forward.buffer(batch)
         self._input = forward.input_view(self._buffer)
         self._graph = torch.cuda.CUDAGraph()
-        with capture_lock:
+        with capture_lock, self._turn:
             stream.wait_stream(torch.cuda.current_stream(device))
             stream.wait_event(self._done)
             # warm-up: the first run loads kernels and makes handles and tables
-            with torch.cuda.stream(stream):
-                forward.run(self._buffer)
+            try:
+                with torch.cuda.stream(stream):
+                    forward.run(self._buffer)
+            except BaseException:
+                # else its kernels may still use memory that is freed now
+                stream.synchronize()
+                raise
             with used_tables() as self._tables:
                 self._output = self._capture(stream)
             self._done.record(stream)
@@ -167,11 +184,20 @@ class Graph:
         given, result = self._input, self._output
         if batch < self._batch:
             given, result = given[:batch], result[:batch]
-        stream.wait_event(self._done)
-        self._forward.load(x, given)
-        self._graph.replay()
-        out.copy_(result)
-        self._done.record(stream)
+        with self._turn:
+            stream.wait_event(self._done)
+            self._forward.load(x, given)
+            self._graph.replay()
+            out.copy_(result)
+            self._done.record(stream)
+
+    def replay(self) -> None:
+        """Run a function that reads its input and writes its result itself, on the current stream."""
+        stream = self._current_stream()
+        with self._turn:
+            stream.wait_event(self._done)
+            self._graph.replay()
+            self._done.record(stream)
 
     def _current_stream(self) -> torch.cuda.Stream:
         # PyTorch's function makes an object at every call, which takes 3 us
@@ -258,6 +284,10 @@ class GraphCache:
     def bytes_of(self, owner: object) -> int:
         """Return the bytes of one owner's graphs. May be called while another thread captures."""
         return sum(graph.nbytes for (of, _), graph in tuple(self._kept.items()) if of is owner)
+
+    def holds(self, owner: object, key: Key) -> bool:
+        """True if an owner's graph of `key` is cached. May be called while another thread captures."""
+        return (owner, key) in self._kept
 
     def get(self, owner: object, key: Key, capture: Callable[[], G]) -> G:
         """Return an owner's graph of `key`; captures it if missing and evicts others if needed."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable
-from functools import cache
 
 import torch
 
-from turbofno_ops._graphs import CaptureFailed, CaptureStream, Graph, GraphCache
+from turbofno_ops._graphs import CaptureFailed, CaptureStream, Graph, GraphCache, shared_lane
 from turbofno_ops.description import Size
 from turbofno_ops.dispatch import last_choice, record
 
@@ -117,7 +116,7 @@ class ModuleGraphs:
         # later calls write the buffers outside inference mode, so they must not be inference tensors
         with torch.inference_mode(mode=False), torch.no_grad():
             forward = _CapturableModule(self._module, field, self._device)
-            graph = _ModuleGraph(forward, bucket, self._device, _capture_stream(self._device))
+            graph = _ModuleGraph(forward, bucket, self._device, shared_lane(self._device))
         points = bucket * math.prod(field[1:])
         if points >= self._max_points:
             self._max_points, self._bytes_per_point = points, graph.nbytes / points
@@ -187,12 +186,6 @@ class _CapturableModule:
 
     def run(self, buffer: torch.Tensor) -> torch.Tensor:
         return self._module(buffer)
-
-
-@cache
-def _capture_stream(device: torch.device) -> CaptureStream:
-    """Return the capture stream of a device. All modules share it, so that they share one cuBLAS workspace."""
-    return CaptureStream.on(device)
 
 
 def _no_memory(bucket: int, size: Size) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from turbofno_ops._autocast import without_autocast
 from turbofno_ops._check import check
 from turbofno_ops._cuda import CudaStages, field_dtype
-from turbofno_ops._graphs import Graph, GraphCache
+from turbofno_ops._graphs import Graph, GraphCache, shared_lane
 from turbofno_ops._lower import Chain, Mix, Tile, lower
 from turbofno_ops._modes import axis_limits
 from turbofno_ops._native import native_status
@@ -33,6 +34,9 @@ from turbofno_ops._zero_channels import with_zero_channels
 from turbofno_ops.description import ChainRefused, FNODescription, Size, Spectral
 
 _MAX_CHECKED_SHAPES = 4096
+
+Around = Callable[[Callable[[torch.Tensor], torch.Tensor]], object]
+"""A function that is given a network and calls it."""
 
 
 class _GridCheck(NamedTuple):
@@ -259,7 +263,7 @@ class CompiledChain:
             )
             graph.run(x, out)
 
-    def _capture(self, bucket: int, size: Size) -> Graph:
+    def _capture(self, bucket: int, size: Size, around: Around | None = None) -> Graph:
         with (
             torch.cuda.device(self.device),
             # later calls write the buffers outside inference mode, so they must not be inference tensors
@@ -267,7 +271,11 @@ class CompiledChain:
             torch.no_grad(),
             without_autocast(self.device),
         ):
-            graph = Graph(self._pass(size), bucket, self.device)
+            if around is None:
+                graph = Graph(self._pass(size), bucket, self.device)
+            else:
+                forward = _Surrounded(around, self._pass(size))
+                graph = Graph(forward, bucket, self.device, shared_lane(self.device))
         if self._slab is not None:
             # a capture runs collectives, so the processes must evict the same graphs
             graph.nbytes = self._slab.most(graph.nbytes, self.device)
@@ -307,6 +315,78 @@ class CompiledFNO(CompiledChain):
             torch.OutOfMemoryError: A graph or its buffers do not fit; try a smaller batch.
         """
         return self._apply(x, tuple(x.shape[2:]))
+
+    def run_within(self, around: Around, batch: int, size: Size) -> None:
+        """Run a function that calls the network, with it as one CUDA graph. It is queued on the current stream.
+
+        The graph is captured at the first call with this function, batch and grid, and again if it was evicted (`holds`).
+        Only then `around` is called, once to warm up and once in the capture. Later calls repeat what it queued: its inputs
+        and results are always in the same memory, which it keeps. The graphs of `around` functions of a device run in
+        sequence. On a CPU `around` is called each time.
+
+        Args:
+            around: Called as `around(network)`; `network(x)` applies the network to [batch, in_channels, *size], as a call
+                of this object. May only queue work on the current stream. PyTorch records an event there when pinned memory
+                that it copied is freed: do not free such memory while another thread captures a graph.
+            batch: Batch size, at most the largest of `buckets()`.
+            size: Grid points along each axis.
+
+        Raises:
+            ChainRefused: The grid, or a batch of that size on it, is not supported.
+            CaptureFailed: `around` does something that a CUDA graph cannot contain.
+            torch.OutOfMemoryError: The graph or its buffers do not fit.
+
+        Example:
+            >>> given = torch.zeros(1, 1, 64, 64, pin_memory=True)  # doctest: +SKIP
+            >>> result = torch.zeros(1, 1, 64, 64, pin_memory=True)  # doctest: +SKIP
+            >>> def around(network):  # doctest: +SKIP
+            ...     result.copy_(network(given.to("cuda", non_blocking=True)), non_blocking=True)
+            >>> given.normal_()  # doctest: +SKIP
+            >>> compiled.run_within(around, 1, (64, 64))  # doctest: +SKIP
+            >>> torch.cuda.synchronize()  # doctest: +SKIP
+        """
+        refused = self.refusal(size)
+        if refused is None and not 1 <= batch <= self._grid_check(size).largest_bucket:
+            refused = (
+                f"on this grid a graph takes 1 to {self._grid_check(size).largest_bucket} "
+                f"fields, not {batch}"
+            )
+        if refused is not None:
+            raise ChainRefused(refused)
+        if self.backend != "cuda":
+            around(self)
+            return
+        with self._graphs.lock:
+            graph = self._graphs.get(
+                self._owner, (batch, size, around), lambda: self._capture(batch, size, around)
+            )
+            graph.replay()
+
+    def holds(self, around: Around, batch: int, size: Size) -> bool:
+        """Return True if `run_within` has a graph for these arguments; else it captures one."""
+        return self._graphs.holds(self._owner, (batch, size, around))
+
+
+class _Surrounded:
+    """A pass within a function that calls it, reads its input and writes its result; `Capturable`."""
+
+    def __init__(self, around: Around, network: Pass) -> None:
+        self._around, self._network = around, network
+        self.nbytes = network.nbytes
+        self.buffer, self.input_view, self.load = network.buffer, network.input_view, network.load
+
+    def run(self, buffer: torch.Tensor) -> torch.Tensor:
+        def network(x: torch.Tensor) -> torch.Tensor:
+            given = self.input_view(buffer)
+            if x.shape != given.shape or x.dtype != given.dtype:
+                raise ValueError(
+                    f"x must be {given.dtype} {list(given.shape)}, got {x.dtype} {list(x.shape)}"
+                )
+            self.load(x, given)
+            return self._network.run(buffer).to(x.dtype).contiguous()
+
+        self._around(network)
+        return buffer
 
 
 def _has_rows(product: MixOnGrid) -> bool:

@@ -51,7 +51,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeGraph]:
         captured, error = [], None
 
     monkeypatch.setattr(module_graph, "_ModuleGraph", Fresh)
-    monkeypatch.setattr(module_graph, "_capture_stream", lambda _: None)
+    monkeypatch.setattr(module_graph, "shared_lane", lambda _: None)
     monkeypatch.setattr(torch.cuda, "device", nullcontext)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     plans = SimpleNamespace(size=0, max_size=10)

@@ -97,6 +97,18 @@ def test_any_batch_any_grid_any_layout() -> None:
     assert chain(field(module, 0, (20, 21))).shape == (0, 3, 20, 21)
 
 
+def test_what_surrounds_a_network_calls_it() -> None:
+    chain, x = compiled(), torch.randn(2, 2, 20, 24)
+    results: list[torch.Tensor] = []
+    for _ in range(2):
+        chain.run_within(lambda network: results.append(network(x)), 2, (20, 24))
+    assert len(results) == 2
+    assert all(torch.equal(y, chain(x)) for y in results)
+    for batch, size in ((65, (20, 24)), (0, (20, 24)), (2, (4, 4))):
+        with pytest.raises(ChainRefused, match=f"not {batch}$|does not hold"):
+            chain.run_within(results.append, batch, size)
+
+
 def test_later_calls_do_not_overwrite_a_result() -> None:
     chain = compiled()
     first = chain(torch.randn(2, 2, 20, 21))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -25,7 +26,14 @@ from turbofno.models.core.checkpoint import load_model
 from turbofno.models.core.config import ChannelMLP, FNOArchitecture, Normalization
 from turbofno.models.core.fno import FNO
 from turbofno.models.zoo import TRAINED
-from turbofno_ops import PRECISIONS, ChainRefused, CompiledFNO, GraphCache, compile_fno
+from turbofno_ops import (
+    PRECISIONS,
+    CaptureFailed,
+    ChainRefused,
+    CompiledFNO,
+    GraphCache,
+    compile_fno,
+)
 
 pytestmark = [needs_kernels, pytest.mark.usefixtures("strict_float32")]
 
@@ -305,6 +313,69 @@ def test_later_calls_do_not_overwrite_a_result(plain: FNO) -> None:
     with torch.inference_mode():
         chain(field(plain, 4, SIZE).cuda())
     assert torch.equal(first, kept)
+
+
+class Surrounding:
+    """Reads x from pinned memory, and writes the network's output and its sums there."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x.clone().pin_memory()
+        self.y = self.sums = torch.empty(0)
+        self.calls = 0
+
+    def __call__(self, network: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.calls += 1
+        y = network(self.x.to("cuda", non_blocking=True))
+        sums = y.sum((-2, -1))
+        if self.calls == 1:
+            self.y, self.sums = (torch.empty(of.shape, pin_memory=True) for of in (y, sums))
+        self.y.copy_(y, non_blocking=True)
+        self.sums.copy_(sums, non_blocking=True)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_what_surrounds_a_network_runs_in_its_graph(plain: FNO, precision: str) -> None:
+    chain = compiled(plain, precision)
+    surroundings = [Surrounding(field(plain, 3, SIZE)) for _ in range(2)]
+    streams = [torch.cuda.Stream() for _ in surroundings]
+    for round_ in range(6):
+        if round_ == 3:
+            chain.clear()
+        expected = []
+        for of in surroundings:
+            of.x.copy_(field(plain, 3, SIZE))
+            expected.append(chain(of.x.cuda()).cpu())
+        torch.cuda.synchronize()
+        for of, stream in zip(surroundings, streams, strict=True):
+            with torch.cuda.stream(stream):
+                assert chain.holds(of, 3, SIZE) == (round_ not in {0, 3})
+                chain.run_within(of, 3, SIZE)
+        torch.cuda.synchronize()
+        for of, y in zip(surroundings, expected, strict=True):
+            assert relative_l2(of.y, y) < (1e-6 if precision == "fp32" else LIMITS[precision])
+            torch.testing.assert_close(of.sums, of.y.sum((-2, -1)), rtol=1e-4, atol=1e-2)
+            assert of.calls == (2 if round_ < 3 else 4), "again only after the graphs were freed"
+
+
+def test_what_cannot_surround_a_network_is_refused(plain: FNO) -> None:
+    chain = compiled(plain)
+    x = field(plain, 2, SIZE).cuda()
+
+    def waits(network: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        network(x).sum().item()
+
+    with pytest.raises(CaptureFailed):
+        chain.run_within(waits, 2, SIZE)
+    with pytest.raises(
+        ValueError,
+        match=r"x must be torch.float32 \[4, 2, 45, 64\], got torch.float32 \[2, 2, 45, 64\]",
+    ):
+        chain.run_within(lambda network: network(x), 4, SIZE)
+    with pytest.raises(ChainRefused, match="a graph takes 1 to 8 fields, not 9"):
+        chain.run_within(lambda network: network(x), 9, SIZE)
+    with pytest.raises(ChainRefused, match="does not hold the network's modes"):
+        chain.run_within(lambda network: network(x), 2, (4, 4))
+    assert relative_l2(chain(x).cpu(), truth(plain, x.cpu())) < LIMITS["fp32"]
 
 
 def test_gradients_and_autocast_of_the_caller_change_nothing(plain: FNO) -> None:
