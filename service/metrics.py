@@ -370,7 +370,7 @@ class DeviceMemory(Collector):
     def __init__(self) -> None:
         self._device: torch.device | None = None
         self._limit = 0
-        self._models = self._staging = _nothing
+        self._models = _nothing
 
     def watch(
         self,
@@ -378,15 +378,12 @@ class DeviceMemory(Collector):
         *,
         limit: int,
         models: Callable[[], int],
-        staging: Callable[[], int],
     ) -> None:
         """Report this CUDA device.
 
-        `limit` is the memory limit of the process; `models` and `staging` return the bytes held by models with their
-        graphs, and by pinned staging buffers.
+        `limit` is the memory limit of the process; `models` returns the bytes held by models with their graphs.
         """
-        self._device, self._limit = device, limit
-        self._models, self._staging = models, staging
+        self._device, self._limit, self._models = device, limit, models
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         memory = GaugeMetricFamily(
@@ -396,7 +393,8 @@ class DeviceMemory(Collector):
             labels=["kind"],
         )
         staging = GaugeMetricFamily(
-            "turbofno_staging_bytes", "Pinned host memory for copies of batches to the device."
+            "turbofno_staging_bytes",
+            "Host memory that PyTorch has page-locked, for copies of batches to the device and back.",
         )
         if self._device is not None:
             # Slow to import; only needed with a device.
@@ -407,7 +405,7 @@ class DeviceMemory(Collector):
             memory.add_metric(["peak_allocated"], torch.cuda.max_memory_allocated(self._device))
             memory.add_metric(["models"], self._models())
             memory.add_metric(["limit"], self._limit)
-            staging.add_metric([], self._staging())
+            staging.add_metric([], torch.cuda.host_memory_stats()["allocated_bytes.current"])
         yield memory
         yield staging
 

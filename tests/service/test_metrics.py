@@ -84,9 +84,8 @@ def test_device_memory_is_that_of_the_used_device(monkeypatch: pytest.MonkeyPatc
     for number, name in enumerate(("memory_allocated", "memory_reserved", "max_memory_allocated")):
         monkeypatch.setattr(torch.cuda, name, lambda device, n=number: 10 * device.index + n)
     metrics = Metrics()
-    metrics.device_memory.watch(
-        torch.device("cuda", 1), limit=99, models=lambda: 7, staging=lambda: 8
-    )
+    monkeypatch.setattr(torch.cuda, "host_memory_stats", lambda: {"allocated_bytes.current": 8})
+    metrics.device_memory.watch(torch.device("cuda", 1), limit=99, models=lambda: 7)
     read = metrics.registry.get_sample_value
     expected = {"allocated": 10, "reserved": 11, "peak_allocated": 12, "models": 7, "limit": 99}
     for kind, value in expected.items():
