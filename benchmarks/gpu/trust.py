@@ -17,6 +17,7 @@ from benchmarks.gpu.device import milliseconds
 from turbofno.models.core.checkpoint import load_model
 from turbofno.models.zoo import TRAINED
 from turbofno.service.runtime.judge import Judge
+from turbofno.service.runtime.judgement import Judged
 from turbofno_ops import compile_fno, fft
 from turbofno_ops.fft import _preferred
 
@@ -64,10 +65,10 @@ def measure(
 
     beside = torch.cuda.Stream(priority=-1) if x.is_cuda else None
 
-    def signals(preferred: Callable[..., bool]) -> Callable[[], dict[str, torch.Tensor]]:
+    def signals(preferred: Callable[..., bool]) -> Callable[[], Judged]:
         judge = Judge(loaded.config, x.device)
 
-        def run() -> dict[str, torch.Tensor]:
+        def run() -> Judged:
             # held, since the allocator does not know that another stream reads them
             outputs = []
             with (
@@ -98,7 +99,7 @@ def measure(
     yield {
         "case": case.label,
         "batch": batch,
-        "signals": sorted(found),
+        "signals": sorted(found.names),
         **row,
         "share": 1 - network / ours,
         "share by torch.fft": 1 - network / theirs,

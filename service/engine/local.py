@@ -21,7 +21,7 @@ from turbofno.service.pipeline.scheduler import Scheduler
 from turbofno.service.pipeline.ticket import CANCELLED, Kind, Ticket, by_kind
 from turbofno.service.pipeline.worker import arithmetic_threads
 from turbofno.service.runtime.device import log_backend, memory_limit, prepare_device
-from turbofno.service.runtime.device_pipeline import DevicePipeline, open_pipeline
+from turbofno.service.runtime.device_pipeline import open_pipeline
 from turbofno.service.runtime.model_instance import ModelInstance
 from turbofno.service.runtime.repository import Repository
 from turbofno.service.settings import env_name
@@ -92,12 +92,11 @@ class LocalEngine:
             group=group,
         )
         self._locations = self._repository.find(recovery)
-        if isinstance(pipeline, DevicePipeline):
+        if not self._on_cpu:
             metrics.device_memory.watch(
                 device,
                 limit=memory_limit(device, settings.device_memory_fraction),
                 models=lambda: self._repository.device_bytes,
-                staging=lambda: pipeline.staging_bytes,
             )
         self._loading: asyncio.Task[None] | None = None
         self._turn = Turn(self._submit_turn, self.cancel)

@@ -57,7 +57,7 @@ class ModelOutput(NamedTuple):
     ran: Ran
     gather_seconds: float = 0.0
     compute_seconds: float = 0.0
-    """On a GPU: device time, without copies and waits for the previous batch."""
+    """On a GPU: device time, without waits for the previous batch; without copies, but for small batches."""
     trust: Mapping[str, list[float]] = MappingProxyType({})
     """As in PredictResult, for all fields of the run."""
     total: float | None = None

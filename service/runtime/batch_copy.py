@@ -45,6 +45,24 @@ def copy_out(y: torch.Tensor, spans: Spans, stream: torch.cuda.Stream) -> None:
     _enqueue(spans.addresses, _parts(y, spans), spans.sizes, stream)
 
 
+def copy(to: torch.Tensor, source: torch.Tensor, stream: torch.cuda.Stream) -> None:
+    """Enqueue the copy of a contiguous tensor to another of its size, one on the device and one in pinned memory.
+
+    PyTorch's own copy notes the stream, and records an event on it once the pinned memory is freed, on any thread. That
+    would spoil a capture on that stream.
+
+    Raises:
+        RuntimeError: the driver refused.
+    """
+    assert to.is_contiguous()
+    assert source.is_contiguous()
+    assert to.nbytes == source.nbytes
+    sizes = (to.data_ptr(), source.data_ptr(), to.nbytes)
+    _check(
+        _driver().cuMemcpyAsync(*map(ctypes.c_uint64, sizes), ctypes.c_void_p(stream.cuda_stream))
+    )
+
+
 def _parts(tensor: torch.Tensor, spans: Spans) -> array[int]:
     """Addresses in a tensor of consecutive parts of the spans' sizes."""
     start = tensor.data_ptr()

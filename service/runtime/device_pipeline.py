@@ -32,6 +32,7 @@ import torch
 from turbofno.service.engine.runnable import ModelOutput
 from turbofno.service.errors import DeviceLost
 from turbofno.service.runtime.batch_copy import copy_in, copy_out
+from turbofno.service.runtime.judgement import on_host, unjudged
 from turbofno.service.runtime.page_locked import locked_spans
 
 if TYPE_CHECKING:
@@ -40,20 +41,14 @@ if TYPE_CHECKING:
 
     from turbofno.service.engine.interface import Fields
     from turbofno.service.engine.runnable import Ran
+    from turbofno.service.runtime.judgement import Judged, Judgement
 
     Forward = Callable[[torch.Tensor], tuple[torch.Tensor, Ran]]
-    Judgement = Callable[[torch.Tensor, torch.Tensor], dict[str, torch.Tensor]]
-    """Inputs and outputs of a batch -> name -> one value for each field, float32 [n]."""
 
 logger = logging.getLogger(__name__)
 
 IN_FLIGHT = 3
 """Batches on a GPU at once: one copied in, one computed, one judged and copied out."""
-
-
-def unjudged(_x: torch.Tensor, _y: torch.Tensor) -> dict[str, torch.Tensor]:
-    """No trust signals."""
-    return {}
 
 
 class Pipeline(Protocol):
@@ -113,9 +108,8 @@ class HostPipeline:
         with torch.inference_mode():
             y, ran = forward(x)
             ended = time.perf_counter()
-            judged = {name: values.tolist() for name, values in judge(x, y).items()}
-            total = y.sum().item()
-        output = ModelOutput(y.numpy(), ran, gathered - started, ended - gathered, judged, total)
+            total, trust = on_host(*judge(x, y), len(y))
+        output = ModelOutput(y.numpy(), ran, gathered - started, ended - gathered, trust, total)
         return lambda: output
 
 
@@ -150,12 +144,12 @@ class DevicePipeline:
             try:
                 self._network.synchronize()
             except RuntimeError:
-                raise _lost(error) from error
+                raise lost(error) from error
             raise
 
     def judge_in_turn(self, judge: Judgement) -> Judgement:
         # on its own stream here, too: its graphs keep buffers, and cuBLAS a workspace, for that stream
-        def judged(x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        def judged(x: torch.Tensor, y: torch.Tensor) -> Judged:
             self._judge.wait_stream(self._network)
             with torch.cuda.stream(self._judge):
                 found = judge(x, y)
@@ -163,11 +157,6 @@ class DevicePipeline:
             return found
 
         return judged
-
-    @property
-    def staging_bytes(self) -> int:
-        """Bytes of pinned host memory: for each batch in flight at most twice the largest input and output."""
-        return sum(staging.nbytes for staging in self._staging)
 
     def start(
         self,
@@ -178,14 +167,15 @@ class DevicePipeline:
     ) -> Callable[[], ModelOutput]:
         staging = self._free.get()
         try:
-            return self._enqueue(staging, parts, forward, judge, output_buffers)
+            with torch.inference_mode():
+                return self._enqueue(staging, parts, forward, judge, output_buffers)
         except Exception as error:
             try:
                 # Work enqueued before the failure may still use the memory.
                 for stream in (self._copy_in, self._network, self._judge, self._copy_out):
                     stream.synchronize()
             except RuntimeError:
-                raise _lost(error) from error
+                raise lost(error) from error
             finally:
                 # Even if the device is lost: further pieces of the batch must fail, not block here.
                 self._free.put(staging)
@@ -199,9 +189,10 @@ class DevicePipeline:
         judge: Judgement,
         output_buffers: Sequence[Fields],
     ) -> _Running:
-        set_stream = torch.cuda.set_stream
-        with torch.inference_mode(), torch.cuda.stream(self._copy_in):
+        set_stream, before = torch.cuda.set_stream, torch.cuda.current_stream(self._device)
+        try:
             started = time.perf_counter()
+            set_stream(self._copy_in)
             x = self._copy_to_device(staging, parts)
             staging.copied_in.record(self._copy_in)
             gather_seconds = time.perf_counter() - started
@@ -213,24 +204,25 @@ class DevicePipeline:
             staging.ended.record(self._network)
             set_stream(self._judge)
             self._judge.wait_event(staging.ended)
-            judged = judge(x, y)
-            total = y.sum().view(1)
-            numbers = torch.cat([total, *judged.values()]) if judged else total
+            names, values = judge(x, y)
+            # On this stream, where those of the next batch are written.
+            host_values = staging.values(values.shape).copy_(values, non_blocking=True)
             staging.judged.record(self._judge)
-            host_numbers = staging.numbers(len(numbers))
             set_stream(self._copy_out)
             # The output is copied while `judge` runs.
             self._copy_out.wait_event(staging.ended)
             host_out = self._copy_from_device(staging, y, output_buffers)
             self._copy_out.wait_event(staging.judged)
-            host_numbers.copy_(numbers, non_blocking=True)
             staging.arrived.record(self._copy_out)
+        finally:
+            set_stream(before)
         return _Running(
-            (x, y, numbers),
+            (x, y, values),
+            len(y),
             host_out,
-            host_numbers,
+            host_values,
             ran,
-            tuple(judged),
+            names,
             gather_seconds,
             staging,
             release=partial(self._free.put, staging),
@@ -269,11 +261,13 @@ class _Running:
 
     on_device: tuple[torch.Tensor, ...]
     """Referenced until the output has arrived: the allocator does not know that other streams use it."""
+    count: int
+    """Number of fields."""
     host_out: torch.Tensor | None
-    numbers: torch.Tensor
-    """The total, then for each signal its values of all fields."""
+    values: torch.Tensor
+    """Those of `Judged`."""
     ran: Ran
-    judged: tuple[str, ...]
+    names: tuple[str, ...]
     gather_seconds: float
     staging: _Staging
     release: Callable[[], None]
@@ -283,18 +277,14 @@ class _Running:
             compute_seconds = self.staging.wait()
         except RuntimeError as error:
             self.release()
-            raise _lost(error) from error
-        total, *judgements = self.numbers.tolist()
-        count = len(judgements) // max(1, len(self.judged))
+            raise lost(error) from error
+        total, trust = on_host(self.names, self.values, self.count)
         return ModelOutput(
             None if self.host_out is None else self.host_out.numpy(),
             self.ran,
             self.gather_seconds,
             compute_seconds,
-            {
-                name: judgements[start * count : (start + 1) * count]
-                for start, name in enumerate(self.judged)
-            },
+            trust,
             total,
             self.release,
         )
@@ -305,7 +295,7 @@ class _Staging:
 
     def __init__(self) -> None:
         self._input = self._output = torch.empty(0)
-        self._numbers = torch.empty(0)
+        self._values = torch.empty(0)
         self.copied_in, self.judged = torch.cuda.Event(), torch.cuda.Event()
         self.began, self.ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         # Blocking: spinning would take a core from the front ends.
@@ -316,13 +306,9 @@ class _Staging:
         self.arrived.synchronize()
         return self.began.elapsed_time(self.ended) / 1e3
 
-    @property
-    def nbytes(self) -> int:
-        return self._input.nbytes + self._output.nbytes
-
-    def numbers(self, count: int) -> torch.Tensor:
-        self._numbers = _at_least(self._numbers, count)
-        return self._numbers[:count]
+    def values(self, shape: tuple[int, ...]) -> torch.Tensor:
+        self._values = _at_least(self._values, math.prod(shape))
+        return self._values[: math.prod(shape)].view(shape)
 
     def input(self, shape: tuple[int, ...]) -> torch.Tensor:
         self._input = _at_least(self._input, math.prod(shape))
@@ -346,7 +332,8 @@ def _at_least(memory: torch.Tensor, count: int) -> torch.Tensor:
     return torch.empty(1 << (count - 1).bit_length(), dtype=torch.float32, pin_memory=True)
 
 
-def _lost(error: Exception) -> DeviceLost:
+def lost(error: Exception) -> DeviceLost:
+    """Log a failure of the GPU, and return the error for its requests."""
     logger.critical("the GPU failed and can run nothing more in this process", exc_info=error)
     return DeviceLost(
         "the GPU failed and the server shuts down to be restarted; retry, another instance may answer",

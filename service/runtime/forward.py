@@ -17,6 +17,7 @@ import torch
 from turbofno.service.engine.runnable import Ran
 from turbofno.service.runtime import gradient
 from turbofno.service.runtime.replays import Replays
+from turbofno.service.runtime.small_batches import MOST_GRAPHS
 from turbofno_ops import ChainRefused, GraphCache, GraphRefused, ModuleGraphs, compile_fno
 from turbofno_ops.dispatch import last_backend
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_MOST_GRAPHS = 64
+"""Most CUDA graphs of a model, without those of small batches."""
 _LAYER_BYTES = 2 << 20
 """Most bytes of a layer's fields in a core's caches; larger batches are slower (`python -m benchmarks.caches`)."""
 
@@ -62,14 +65,16 @@ class Forward:
         # A bound method would make a reference cycle, which keeps the model in memory until garbage collection.
         chunk_size = partial(_chunk_size, channels=module.arch.hidden_channels, max_batch=max_batch)
         self._replays = Replays(name, module, chunk_size=chunk_size)
-        self._chain: CompiledFNO | None = None
+        self.chain: CompiledFNO | None = None
+        """On a GPU, if the model is a chain of kernels."""
         self._graphs: ModuleGraphs | None = None
         # On a CPU the chain is no faster than the module.
         if self._on_gpu:
-            graphs = GraphCache()  # one limit for the graphs of chain and module
+            # one limit for the graphs of chain and module
+            graphs = GraphCache(_MOST_GRAPHS + MOST_GRAPHS)
             self._graphs = ModuleGraphs(module, device, max_batch=max_batch, graphs=graphs)
             try:
-                self._chain = compile_fno(
+                self.chain = compile_fno(
                     module.description(),
                     device=device,
                     precision=precision,
@@ -86,14 +91,14 @@ class Forward:
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, Ran]:
         """float32 [n, in_channels, *grid] -> [n, out_channels, *grid], on the current stream."""
         no_chain = self._no_chain
-        if self._chain is not None:
+        if self.chain is not None:
             try:
-                y = self._chain(x)
+                y = self.chain(x)
             except ChainRefused as refusal:
                 no_chain = str(refusal)
                 self._log("is no chain of kernels", no_chain)
             else:
-                return y, Ran(self._chain.backend, self._chain.precision, "chain")
+                return y, Ran(self.chain.backend, self.chain.precision, "chain")
         if self._graphs is None:
             y = self._replays(x)
             execution: Execution = "replay" if self._replays.recorded(x.shape[1:]) else "module"
@@ -131,14 +136,14 @@ class Forward:
     @property
     def device_bytes(self) -> int:
         """Device memory of the compiled chain and all graphs."""
-        chain = 0 if self._chain is None else self._chain.device_bytes()
+        chain = 0 if self.chain is None else self.chain.device_bytes()
         return chain + (0 if self._graphs is None else self._graphs.nbytes)
 
     def clear(self) -> None:
         """Free captured graphs and recordings."""
         self._replays.clear()
-        if self._chain is not None:
-            self._chain.clear()
+        if self.chain is not None:
+            self.chain.clear()
         if self._graphs is not None:
             self._graphs.clear()
 

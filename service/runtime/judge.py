@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from turbofno.models.trust.signals import Signals
+from turbofno.service.runtime.judgement import judged_by, unjudged
 from turbofno_ops._table_use import used_tables
 
 if TYPE_CHECKING:
     from turbofno.models.core.config import ModelConfig
+    from turbofno.service.runtime.judgement import Judged
 
 logger = logging.getLogger(__name__)
 
@@ -29,25 +31,25 @@ class Judge:
     """Computes trust signals, on the device thread; on a GPU always on the same current stream."""
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
-        self._signals = Signals(config, device)
+        self.signals = Signals(config, device)
         self._graphs: dict[tuple[int, ...], _Graph] = {}
         # One pool for all graphs: they run one after another, and only the last outputs are needed.
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
-    def __call__(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Signal -> float32 [n] for inputs and outputs [n, channels, *grid]; empty if it fails, never an error.
+    def __call__(self, x: torch.Tensor, y: torch.Tensor) -> Judged:
+        """For inputs and outputs [n, channels, *grid]. Never an error: without signals if they fail.
 
         The next call overwrites the values.
         """
         try:
             graph = None if self._pool is None else self._graph(x, y)
-            return self._signals(x, y) if graph is None else graph.run(x, y)
+            return judged_by(self.signals, x, y) if graph is None else graph.run(x, y)
         except RuntimeError as error:
             # Mostly out of memory, which cuFFT and the CPU allocator report only in a message.
             logger.warning(
                 "a batch of %d was not judged, its answers carry no trust: %s", len(x), error
             )
-            return {}
+            return unjudged(x, y)
 
     def clear(self) -> None:
         """Free all graphs."""
@@ -62,11 +64,11 @@ class Judge:
             size = bucket * (x[0].nbytes + y[0].nbytes)
             if size > _MAX_GRAPH_BYTES or len(self._graphs) == _MAX_GRAPHS:
                 return None
-            if not self._signals(x[:1], y[:1]):
-                # No signals on this grid: PyTorch warns of an empty graph.
+            if not self.signals(x[:1], y[:1]):
+                # No signals on this grid: there is nothing to save.
                 return None
             self._graphs[key] = _Graph(
-                self._signals,
+                self.signals,
                 x.new_zeros(bucket, *x.shape[1:]),
                 y.new_zeros(bucket, *y.shape[1:]),
                 self._pool,
@@ -82,7 +84,7 @@ class _Graph:
         self._graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream(x.device)
         # The first run creates tables and FFT plans, which is not allowed in a capture.
-        signals(x, y)
+        judged_by(signals, x, y)
         # thread_local: other threads may allocate meanwhile.
         with (
             used_tables() as self._tables,
@@ -90,10 +92,10 @@ class _Graph:
                 self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"
             ),
         ):
-            self._found = signals(x, y)
+            self._judged = judged_by(signals, x, y)
 
-    def run(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+    def run(self, x: torch.Tensor, y: torch.Tensor) -> Judged:
         self._x[: len(x)].copy_(x)
         self._y[: len(y)].copy_(y)
         self._graph.replay()
-        return {name: values[: len(x)] for name, values in self._found.items()}
+        return self._judged

@@ -16,10 +16,11 @@ from turbofno.service.engine.out_of_memory import out_of_memory, release_frames
 from turbofno.service.engine.runnable import Ran, SlabState
 from turbofno.service.engine.totals import ModelTotals
 from turbofno.service.errors import DeviceLost, NotDifferentiable
-from turbofno.service.runtime.device_pipeline import unjudged
 from turbofno.service.runtime.gradient import GradientMemory
 from turbofno.service.runtime.judge import Judge
+from turbofno.service.runtime.judgement import no_signals, unjudged
 from turbofno.service.runtime.rollout_turn import Excess, run_turn
+from turbofno.service.runtime.small_batches import SmallBatches
 from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
@@ -72,6 +73,15 @@ class ModelInstance:
         # There is nothing to judge by without either.
         judged = trust and (config.statistics or config.pde)
         self._judge = Judge(config, device) if judged else None
+        signals = self._judge.signals if self._judge else no_signals
+        chain = forward.chain
+        sizes = config.architecture
+        channels = max(sizes.in_channels, sizes.out_channels)
+        self._small = (
+            None
+            if chain is None
+            else SmallBatches(config.name, chain, signals, pipeline, channels=channels)
+        )
         self._gradient_memory = GradientMemory(0.0, 0.0)
         self._no_gradient = ""
 
@@ -101,6 +111,10 @@ class ModelInstance:
             with self._pipeline.in_turn():
                 output = cut.predict(parts, output_buffers)
             return lambda: output
+        if self._small is not None:
+            if started := self._small.start(parts):
+                return started
+            self._small.prepare(parts)
         return self._pipeline.start(
             parts, self._checked_forward, self._judge or unjudged, output_buffers
         )
@@ -125,6 +139,7 @@ class ModelInstance:
         if cut := self._cut(state.grid if isinstance(state, SlabState) else state.shape[2:]):
             with self._pipeline.in_turn():
                 return cut.advance(states, wanted, steps=steps)
+        judge = self._judge and self._pipeline.judge_in_turn(self._judge)
         with self._pipeline.in_turn(), torch.inference_mode():
             return run_turn(
                 lambda x: self._checked_forward(x)[0],
@@ -132,7 +147,7 @@ class ModelInstance:
                 wanted,
                 steps=steps,
                 excess=self._excess,
-                judge=self._pipeline.judge_in_turn(self._judge or unjudged),
+                judge=judge,
                 device=self._device,
             )
 
@@ -140,6 +155,8 @@ class ModelInstance:
         """Free the graphs of all models on the device, and PyTorch's cached device memory."""
         for instance in {self, *self._others()}:
             instance._forward.clear()
+            if instance._small is not None:
+                instance._small.clear()
             if instance._slabs is not None:
                 instance._slabs.clear()
             if instance._judge is not None:

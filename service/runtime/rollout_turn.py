@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from turbofno.service.engine.runnable import Turn
-from turbofno.service.runtime.device_pipeline import unjudged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from turbofno.models.core.statistics import Statistics
     from turbofno.service.engine.interface import Fields
     from turbofno.service.engine.runnable import State
-    from turbofno.service.runtime.device_pipeline import Judgement
+    from turbofno.service.runtime.judgement import Judgement
 
 
 class Excess:
@@ -60,14 +59,14 @@ def run_turn(
     steps: int,
     excess: Excess,
     device: torch.device,
-    judge: Judgement = unjudged,
+    judge: Judgement | None = None,
 ) -> Turn:
     """Apply `forward` to its own output `steps` times.
 
     Args:
         states: fields of each rollout, on one grid; left unchanged.
         wanted: for each rollout the steps, counted from 1, whose fields to copy to the host.
-        judge: computes the trust signals of each step.
+        judge: computes the trust signals of each step; without it there are none.
     """
     sizes = [len(state) for state in states]
     x = torch.cat([_on_device(state, device) for state in states])
@@ -78,7 +77,8 @@ def run_turn(
     for step in range(1, steps + 1):
         y = forward(x)
         # Copied, since the next call of the judge overwrites them.
-        judged.append({name: values.clone() for name, values in judge(x, y).items()})
+        found = {} if judge is None else judge(x, y).signals(len(x))
+        judged.append({name: values.clone() for name, values in found.items()})
         x = y
         checks.append(excess(x))
         for index, part in enumerate(x.split(sizes)):

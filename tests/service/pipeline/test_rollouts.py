@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from turbofno.service.errors import BlowUp, DeadlineExceeded, InferenceFailed, U
 from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline.batcher import Policy
 from turbofno.service.pipeline.rollouts import Rollouts
+from turbofno.service.runtime.judgement import judged_by
 from turbofno.service.runtime.rollout_turn import Excess, run_turn
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ class Counter:
         self.turns.append((sum(map(len, states)), steps))
         return run_turn(
             forward, states, wanted, steps=steps, excess=Excess(None, CPU), device=CPU,
-            judge=lambda _, y: {"residual": 100 - y.amax((1, 2))},
+            judge=partial(judged_by, lambda _, y: {"residual": 100 - y.amax((1, 2))}),
         )  # fmt: skip
 
     def free_memory(self) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,6 +35,7 @@ from turbofno.service.runtime.device_pipeline import (
     gather,
     open_pipeline,
 )
+from turbofno.service.runtime.judgement import judged_by
 from turbofno_ops import native_status
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -139,7 +141,7 @@ def slow_double(x: torch.Tensor) -> torch.Tensor:
     return 2 * x
 
 
-def slow_judge(x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+def slow_signals(x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
     """One value of each field, from its input and its output."""
     torch.cuda._sleep(SLEEP_CYCLES)
     return {"input": x[:, 0, 0, 0], "output": y[:, 0, 0, 0]}
@@ -174,7 +176,12 @@ def run_overlapped(
         if check:
             size = int(rng.integers(1, 1 + shape[0]))
             batch = rng.standard_normal((size, *shape[1:])).astype(np.float32)
-        running.put((batch, pipeline.start([batch], as_model(slow_double), slow_judge)))
+        running.put(
+            (
+                batch,
+                pipeline.start([batch], as_model(slow_double), partial(judged_by, slow_signals)),
+            )
+        )
     thread.join()
     assert not wrong
     return time.perf_counter() - started
@@ -194,13 +201,14 @@ def test_copies_network_and_signals_overlap() -> None:
     batch = np.ones(shape, np.float32)
     started = time.perf_counter()
     for _ in range(batches):
-        taken(pipeline.start([batch], as_model(slow_double), slow_judge)())
+        taken(pipeline.start([batch], as_model(slow_double), partial(judged_by, slow_signals))())
     serial = time.perf_counter() - started
     sys.stderr.write(
         f"a batch: {serial / batches:.2e} s alone, {overlapped / batches:.2e} s overlapped\n"
     )
     assert overlapped < 0.6 * serial
-    assert 0 < pipeline.staging_bytes <= 2 * IN_FLIGHT * 2 * batch.nbytes
+    pinned = [memory.nbytes for of in pipeline._staging for memory in (of._input, of._output)]
+    assert 0 < sum(pinned) <= 2 * IN_FLIGHT * 2 * batch.nbytes
 
 
 @gpu
@@ -209,16 +217,17 @@ def test_signals_of_a_rollout_take_their_turn() -> None:
     pipeline = DevicePipeline(torch.device("cuda", 0))
     count = torch.zeros(1, device="cuda")
 
-    def judge(x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+    def signals(x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
         torch.cuda._sleep(SLEEP_CYCLES)
         return {"count": count.add_(1).clone(), "output": y[:, 0, 0, 0]}
 
+    judge = partial(judged_by, signals)
     field = np.ones((1, 1, 4, 4), np.float32)
     wait = pipeline.start([field], as_model(slow_double), judge)
     with pipeline.in_turn():
         y = slow_double(torch.full((1, 1, 4, 4), 3.0, device="cuda"))
         found = pipeline.judge_in_turn(judge)(y, y)
-        seen = {name: value.clone() for name, value in found.items()}
+        seen = {name: value.clone() for name, value in found.signals(1).items()}
     answer = wait()
     taken(answer)
     torch.cuda.synchronize()
@@ -322,9 +331,16 @@ def test_batch_too_large_for_the_memory_is_split_and_a_field_too_large_is_refuse
             limit = read("turbofno_lowered_batch_limit", labels)
             sys.stderr.write(f"{splits} splits, at most {limit} fields together\n")
             assert splits
-            again = await engine.predict(predict(fields))
-            assert read("turbofno_out_of_memory_splits_total", labels) == splits
-            np.testing.assert_allclose(again.fields, result.fields, rtol=1e-4, atol=1e-5)
+            # Then batches overlap and take more memory, which may lower the limit again; it settles at a field at the latest.
+            for _ in range(int(limit)):
+                before = splits
+                again = await engine.predict(predict(fields))
+                np.testing.assert_allclose(again.fields, result.fields, rtol=1e-4, atol=1e-5)
+                splits = read("turbofno_out_of_memory_splits_total", labels)
+                if splits == before:
+                    break
+            else:
+                pytest.fail("batches are split again and again")
             torch.cuda.set_per_process_memory_fraction(2**20 / total, 0)
             with pytest.raises(Unavailable, match="not enough free memory"):
                 await engine.predict(predict(other_grid))

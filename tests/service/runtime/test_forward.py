@@ -19,7 +19,7 @@ from turbofno.models.core.checkpoint import save_model
 from turbofno.models.core.fno import FNO
 from turbofno.service.runtime import forward as forward_module
 from turbofno.service.runtime import model_instance, replays
-from turbofno.service.runtime.device_pipeline import DevicePipeline, HostPipeline, unjudged
+from turbofno.service.runtime.device_pipeline import DevicePipeline, HostPipeline
 from turbofno.service.runtime.forward import Forward, Ran
 from turbofno.service.runtime.model_instance import ModelInstance
 from turbofno_ops import ChainRefused, GraphCache, GraphRefused, ModuleGraphs
@@ -40,6 +40,9 @@ class FakeChain:
         if x.shape[2:] != (16,):
             raise ChainRefused(f"no table for {x.shape[2:]}")
         return torch.full((len(x), 2, *x.shape[2:]), 5.0)
+
+    def buckets(self) -> tuple[int, ...]:
+        return ()
 
     def device_bytes(self) -> int:
         return 77
@@ -185,7 +188,7 @@ def test_batches_run_as_graphs_with_gradients_in_between(
     pipeline = DevicePipeline(CUDA)
     for _ in range(2):
         for batch, truth in zip(batches, expected, strict=True):
-            answer = pipeline.start([batch], forward, unjudged)()
+            answer = pipeline.start([batch], forward)()
             np.testing.assert_allclose(answer.fields, truth, rtol=1e-4, atol=1e-5)
             answer.release()
             assert answer.ran[2:] == ("graph", "it has a norm")

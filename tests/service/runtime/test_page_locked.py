@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import Mock
@@ -24,6 +25,7 @@ from turbofno.service.pipeline.ticket import Kind, Slice, Ticket
 from turbofno.service.processes.memory import AttachedMemory, SlotMemory
 from turbofno.service.runtime import page_locked
 from turbofno.service.runtime.device_pipeline import IN_FLIGHT, DevicePipeline
+from turbofno.service.runtime.judgement import judged_by
 from turbofno.service.runtime.page_locked import lock, locked_spans
 
 if TYPE_CHECKING:
@@ -225,11 +227,13 @@ def test_no_batch_gets_the_values_of_another(slots: tuple[SlotMemory, AttachedMe
             torch.cuda._sleep(500_000)
             return 2 * x
 
-        def judge(x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        def signals(x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
             torch.cuda._sleep(500_000)
             return {"first": x[:, 0, 0, 0], "last": y[:, -1, -1, -1]}
 
-        wait = pipeline.start(gathered, as_model(forward), judge, () if own else answers)
+        wait = pipeline.start(
+            gathered, as_model(forward), partial(judged_by, signals), () if own else answers
+        )
         running.append((parts, answers, wait))
         if len(running) < IN_FLIGHT and number < 57:
             continue

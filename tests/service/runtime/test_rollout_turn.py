@@ -13,6 +13,7 @@ from tests.service.tiny import rollable_config
 from turbofno.models.core.fno import FNO
 from turbofno.models.core.statistics import ChannelStatistics, Statistics
 from turbofno.service.engine.runnable import Turn
+from turbofno.service.runtime.judgement import Judged, unjudged
 from turbofno.service.runtime.rollout_turn import Excess, run_turn
 
 CPU = torch.device("cpu")
@@ -104,14 +105,14 @@ def test_fields_that_are_not_finite_exceed_the_range_and_others_do_not(
 
 
 def test_signals_of_each_step_are_dropped_if_one_step_failed() -> None:
-    held = torch.zeros(3)
+    held = torch.zeros(2, 4)
     calls: list[int] = []
 
-    def judge(x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+    def judge(x: torch.Tensor, y: torch.Tensor) -> Judged:
         # The same memory in every call, like a captured graph.
-        held.copy_((y - x).amax((1, 2)) * y.amax((1, 2)))
+        held[1, :3] = (y - x).amax((1, 2)) * y.amax((1, 2))
         calls.append(len(x))
-        return {"residual": held} if len(calls) != 5 else {}
+        return Judged(("residual",), held) if len(calls) != 5 else unjudged(x, y)
 
     fields = [np.zeros((n, 1, 8), "f4") for n in (1, 2)]
     result = turn(lambda x: x + 1, fields, [[], []], steps=3, judge=judge)
