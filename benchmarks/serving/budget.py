@@ -35,14 +35,17 @@ from turbofno.service.system import SWITCH_SECONDS, keep_objects
 _REQUESTS = 1500
 _ROUNDS = 7
 _PARTS = {
-    "HTTP: parse, write (uvicorn, httptools)": ("uvicorn/", "httptools", "http/edge.py"),
+    "HTTP: parse, write (uvicorn, httptools)": ("uvicorn/", "httptools", "http/edge.py", "http/exchange.py", "http/eager_task.py"),
     "call, checks by the headers, access log": (
-        "http/call.py", "operations.py", "guard.py", "parameters.py", "shedding.py", "access_log.py", "logs.py",
+        "http/call.py", "http/operations.py", "http/route.py", "http/reception.py", "http/guard.py", "http/parameters.py",
+        "http/served.py", "http/shedding.py", "http/access_log.py", "service/logs.py",
     ),
-    "read the body": ("http/body.py", "engine/interface.py", "pipeline/admission.py"),
-    "decode, check, encode": ("codec/", "http/predict.py", "http/oip_infer.py", "http/served.py", "http/trust.py", "numpy/"),
-    "queue, batch, hand out": ("service/pipeline/", "http/inference.py", "runtime/"),
-    "metrics": ("prometheus_client/", "service/metrics.py"),
+    "read the body": ("http/body.py", "pipeline/admission.py"),
+    "decode, check, encode": (
+        "service/codec/", "http/offload.py", "http/oip_infer.py", "http/trust.py", "service/answer_warnings.py", "numpy/",
+    ),
+    "queue, batch, hand out": ("service/pipeline/", "service/engine/", "service/runtime/", "http/inference.py"),
+    "metrics": ("prometheus_client/", "service/metrics.py", "service/histogram_batch.py", "service/shared_sums.py"),
     "asyncio, contextlib": ("asyncio/", "contextlib.py", "_weakrefset.py"),
 }  # fmt: skip
 """Part -> pieces of file paths. A function belongs to the first part of which its path contains a piece."""
