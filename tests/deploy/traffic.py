@@ -79,15 +79,13 @@ def gpu_stand_in() -> Iterator[str]:
         "memory_reserved": 30 * GIB,
         "max_memory_allocated": 28 * GIB,
     }
-    metrics.device_memory.watch(
-        torch.device("cuda", 0), limit=72 * GIB, models=lambda: 9 * GIB, staging=lambda: GIB // 4
-    )
+    metrics.device_memory.watch(torch.device("cuda", 0), limit=72 * GIB, models=lambda: 9 * GIB)
     metrics.out_of_memory_splits.labels("tiny-2d", "1").inc(3)
     metrics.lowered_batch_limit.labels("tiny-2d", "1").set(8)
     port = free_port()
-    with patch.multiple(
-        torch.cuda, **{name: lambda _, value=value: value for name, value in readings.items()}
-    ):
+    stand_ins = {name: lambda _, value=value: value for name, value in readings.items()}
+    stand_ins["host_memory_stats"] = lambda: {"allocated_bytes.current": GIB // 4}
+    with patch.multiple(torch.cuda, **stand_ins):
         server, thread = start_http_server(port, "127.0.0.1", registry=metrics.registry)
         yield f"127.0.0.1:{port}"
         server.shutdown()
