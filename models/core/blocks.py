@@ -138,8 +138,11 @@ class FourierBlock(nn.Module):
         self.arch = arch
         width = arch.hidden_channels
         n = arch.n_dim
-        weight = torch.randn(*arch.modes, width, width, dtype=torch.complex64)
-        weight *= math.sqrt(2.0) / width
+        weight = torch.empty(*arch.modes, width, width, dtype=torch.complex64)
+        # On the meta device PyTorch imports sympy to draw nothing, which takes as long as a third of its own import.
+        if not weight.is_meta:
+            torch.view_as_real(weight).normal_(std=math.sqrt(0.5))
+            weight *= math.sqrt(2.0) / width
         self.spectral_weight = nn.Parameter(weight.permute(n, n + 1, *range(n)))
         self.spectral_bias = nn.Parameter(torch.zeros(width)) if arch.spectral_bias else None
         self.skip = _skip(arch.skip, width, bias=arch.skip_bias)

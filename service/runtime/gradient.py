@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -79,8 +79,25 @@ def _forward(module: torch.nn.Module, field: torch.Tensor) -> torch.Tensor:
 def _backward(output: torch.Tensor, field: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
     # Stay on this thread: autograd's own GPU thread has no CUDA context yet, and cuBLAS would warn.
     with torch.autograd.set_multithreading_enabled(mode=False):
-        (gradient,) = torch.autograd.grad(output, field, cotangent)
+        product = _Product.apply(output, cotangent)  # type: ignore[no-untyped-call]
+        (gradient,) = torch.autograd.grad(product, field)
     return gradient
+
+
+class _Product(torch.autograd.Function):
+    """A scalar whose derivative by its first argument is the second one.
+
+    If `torch.autograd.grad` is given that one, it imports sympy, at the start of every engine.
+    """
+
+    @staticmethod
+    def forward(context: Any, output: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:
+        context.cotangent = cotangent
+        return output.new_zeros(())
+
+    @staticmethod
+    def backward(context: Any, *_: Any) -> tuple[torch.Tensor, None]:
+        return context.cotangent, None
 
 
 def _unchanged(saved: torch.Tensor) -> torch.Tensor:
