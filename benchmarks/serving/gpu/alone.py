@@ -16,10 +16,9 @@ import torch
 
 from benchmarks.gpu.device import each, milliseconds, rotating
 from turbofno.models.core.checkpoint import load_model
-from turbofno.service.engine.runnable import ModelOutput
-from turbofno.service.runtime.device_pipeline import IN_FLIGHT, DevicePipeline
-from turbofno.service.runtime.forward import Forward
-from turbofno.service.runtime.model_instance import ModelInstance
+from turbofno.service.engine.runnable import ModelOutput, Ran
+from turbofno.service.runtime.device_pipeline import DevicePipeline
+from turbofno_ops import CompiledFNO, compile_fno
 
 Row = dict[str, Any]
 
@@ -29,27 +28,18 @@ _COPIED = 64 * 2**20
 
 
 def rows(checkpoint: Path, side: int, *, seconds: float) -> Iterator[Row]:
-    """Fields a second of the compiled model in device memory, and of the model as the service runs it, from and to host memory."""
-    device = torch.device("cuda", torch.cuda.current_device())
-    loaded = load_model(checkpoint, device=device)
-    precision = loaded.config.precision
-    forward = Forward(
-        checkpoint.name, loaded.module, device, precision=precision, max_batch=BATCHES[-1]
-    )
-    assert forward.chain is not None
-    pipeline = DevicePipeline(device)
-    served = ModelInstance(
-        loaded.config, forward, pipeline, device=device, asked=precision, trust=True
-    )
+    """Fields a second of the compiled model in device memory, and through the pipeline from and to host memory."""
+    module = load_model(checkpoint).module.cuda()
+    forward = compile_fno(module.description(), device="cuda", max_batch=BATCHES[-1])
     for batch in BATCHES:
-        fields = rotating((batch, loaded.config.architecture.in_channels, side, side), most=4)
-        (taken,) = milliseconds([each(forward.chain, fields)], seconds=seconds)
+        fields = rotating((batch, module.arch.in_channels, side, side), most=4)
+        (taken,) = milliseconds([each(forward, fields)], seconds=seconds)
         yield {
             "model": checkpoint.name,
             "side": side,
             "batch": batch,
             "on the device": batch * len(fields) / taken * 1e3,
-            "through the pipeline": _piped(served, batch, side, seconds),
+            "through the pipeline": _piped(forward, batch, side, seconds),
         }
 
 
@@ -110,17 +100,16 @@ def loopback_row(side: int) -> Row:
     }
 
 
-def _piped(served: ModelInstance, batch: int, side: int, seconds: float) -> float:
+def _piped(forward: CompiledFNO, batch: int, side: int, seconds: float) -> float:
     """Fields a second from single fields in host memory to answers there, with two threads as in the service."""
-    rng, channels = np.random.default_rng(), served.config.architecture.in_channels
-    parts = [rng.standard_normal((1, channels, side, side), np.float32) for _ in range(batch)]
-    in_flight: queue.SimpleQueue[Callable[[], ModelOutput] | None] = queue.SimpleQueue()
-    slots = threading.Semaphore(IN_FLIGHT)
+    pipeline = DevicePipeline(torch.device("cuda", torch.cuda.current_device()))
+    rng = np.random.default_rng()
+    parts = [rng.standard_normal((1, 1, side, side), np.float32) for _ in range(batch)]
+    in_flight: queue.Queue[Callable[[], ModelOutput] | None] = queue.Queue(pipeline.max_in_flight)
 
     def finish() -> None:
         while (wait := in_flight.get()) is not None:
             hand_out(wait())
-            slots.release()
 
     def hand_out(answer: ModelOutput) -> None:
         assert answer.release is not None
@@ -128,14 +117,16 @@ def _piped(served: ModelInstance, batch: int, side: int, seconds: float) -> floa
         answer.fields.copy()
         answer.release()
 
-    hand_out(served.start(parts)())
+    def run(x: torch.Tensor) -> tuple[torch.Tensor, Ran]:
+        return forward(x), Ran(forward.backend)
+
+    hand_out(pipeline.start(parts, run)())
     thread = threading.Thread(target=finish)
     thread.start()
     began = time.perf_counter()
     runs = 0
     while time.perf_counter() < began + seconds:
-        slots.acquire()
-        in_flight.put(served.start(parts))
+        in_flight.put(pipeline.start(parts, run))
         runs += 1
     in_flight.put(None)
     thread.join()
