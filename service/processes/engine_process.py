@@ -26,7 +26,7 @@ from turbofno.service.processes.rollout_ring import Writer
 from turbofno.service.processes.slab_group import SlabGroup
 from turbofno.service.runtime.device import resolve_device
 from turbofno.service.runtime.page_locked import lock
-from turbofno.service.system import keep_objects
+from turbofno.service.system import keep_models
 from turbofno.service.triton_metrics import TritonMetrics
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class EngineServer:
         while not self._engine.failure:
             if not warm and self._engine.ready:
                 warm = True
-                keep_objects()
+                keep_models()
             self._publish()
             await asyncio.sleep(_STATE_SECONDS)
         self._publish()
@@ -374,7 +374,7 @@ async def run(launch: Launch) -> int:
 
     def on_memory(attachment: messages.Attach, memory: NDArray[np.uint8]) -> None:
         if device.type == "cuda":
-            lock(memory, device)
+            lock(memory, attachment.kept, device)
         if group is not None:
             group.map(attachment, memory)
 

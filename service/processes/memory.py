@@ -37,8 +37,7 @@ HEAVY_BYTES = 1 << 20
 """Larger arrays (copying takes over about 0.2 ms) are copied off the event loop."""
 
 KEPT_BYTES = 128 << 20
-"""What is beyond is given back to the system whenever no slot is in use. A GPU's engine page-locks no more than this: it would
-go on to use pages that the memory no longer has."""
+"""What is beyond is given back to the system whenever no slot is in use, unless a memory keeps more."""
 
 _PAGE = 4096
 _ALIGNMENT = 64
@@ -63,10 +62,14 @@ class _Memory:
 
 
 class SlotMemory(_Memory):
-    """A front end's memory, allocated in slots. A slot is freed once no array refers to it."""
+    """A front end's memory, allocated in slots. A slot is freed once no array refers to it.
 
-    def __init__(self, size: int) -> None:
-        """Raises ValueError if the machine has no room for it."""
+    Its first `kept` bytes are never given back to the system: a GPU's engine page-locks them, and would go on to use pages that
+    the memory no longer has. No slot is partly in them, because CUDA refuses to copy an array that is locked in part.
+    """
+
+    def __init__(self, size: int, kept: int | None = None) -> None:
+        """`kept` is KEPT_BYTES if it is not given. Raises ValueError if the machine has no room for the memory."""
         self._name = f"turbofno-{secrets.token_hex(8)}"
         self._fd = os.memfd_create(self._name)
         weakref.finalize(self, os.close, self._fd)
@@ -79,8 +82,9 @@ class SlotMemory(_Memory):
                 f"there is no room for {size} bytes of shared memory ({error}): lower {env_name('shared_memory_bytes')}"
             ) from None
         super().__init__(self._map)
-        self._free = [(0, size)]
-        """(start, stop) in bytes; sorted, never adjacent."""
+        self._kept = min(size, KEPT_BYTES if kept is None else kept)
+        self._free = [(0, self._kept), (self._kept, size)] if self._kept < size else [(0, size)]
+        """(start, stop) in bytes; sorted, adjacent only where `kept` ends."""
         self._touched = 0
         """No byte from here on was used since memory was last given back."""
         self._slots: dict[int, tuple[weakref.ref[NDArray[np.uint8]], int, int]] = {}
@@ -95,20 +99,21 @@ class SlotMemory(_Memory):
 
     def attachment(self) -> Attach:
         """The message with which an engine opens this memory."""
-        return Attach(os.getpid(), self._fd, self._name, self._size)
+        return Attach(os.getpid(), self._fd, self._name, self._size, self._kept)
 
     def slot(self, size: int) -> NDArray[np.uint8]:
         """`size` uninitialised bytes, page-aligned.
 
         Raises:
-            PayloadTooLarge: more than all of the memory.
+            PayloadTooLarge: more than the memory ever has in one block.
             Unavailable: no free block is large enough now.
         """
         self._reclaim()
         needed = max(1, -(-size // _PAGE)) * _PAGE
-        if needed > self._size:
+        largest = max(self._kept, self._size - self._kept)
+        if needed > largest:
             raise PayloadTooLarge(
-                f"the request's fields, or its answer, take {size} bytes, the limit is {self._size} "
+                f"the request's fields, or its answer, take {size} bytes, the limit is {largest} "
                 f"({env_name('shared_memory_bytes')}); send fewer fields in a request"
             )
         # First fit reuses low pages, so that high ones are never touched and never committed.
@@ -148,17 +153,17 @@ class SlotMemory(_Memory):
         while self._collected:
             _, start, stop = self._slots.pop(id(self._collected.popleft()))
             index = bisect.bisect(self._free, (start, stop))
-            if index < len(self._free) and self._free[index][0] == stop:
+            if index < len(self._free) and self._free[index][0] == stop != self._kept:
                 stop = self._free.pop(index)[1]
-            if index and self._free[index - 1][1] == start:
+            if index and self._free[index - 1][1] == start != self._kept:
                 start = self._free.pop(index - 1)[0]
                 index -= 1
             self._free.insert(index, (start, stop))
-        if self._touched > KEPT_BYTES and not self._slots:
+        if self._touched > self._kept and not self._slots:
             # Some sandboxes do not know it; then the memory stays.
             with contextlib.suppress(OSError):
-                self._map.madvise(mmap.MADV_REMOVE, KEPT_BYTES, self._touched - KEPT_BYTES)
-            self._touched = KEPT_BYTES
+                self._map.madvise(mmap.MADV_REMOVE, self._kept, self._touched - self._kept)
+            self._touched = self._kept
 
 
 class AttachedMemory(_Memory):

@@ -31,6 +31,8 @@ class Attach(_Message, frozen=True):
     fd: int
     name: str
     size: int
+    kept: int
+    """Bytes at its start that may be page-locked."""
 
 
 class Predict(_Message, frozen=True):

@@ -70,7 +70,10 @@ class RemoteEngine:
         """Their number when all are up."""
         self._most_joined = max(1, settings.max_batch_size // 4)
         """Fields of joined requests: a small part of a batch, since a large request stays whole and leaves batches unfilled."""
-        self.memory = memory = SlotMemory(settings.shared_memory_bytes)
+        size = settings.shared_memory_bytes
+        # Fields that are cut are large, and the copy of what is not page-locked takes several times as long.
+        several = any("+cuda" in devices for devices in settings.devices or ())
+        self.memory = memory = SlotMemory(size, kept=size if several else None)
         metrics.shared_memory.set_function(lambda: memory.used_bytes)
         self.queue = EngineQueue(settings, metrics)
         self._links: dict[Peer, EngineLink] = {}

@@ -50,9 +50,10 @@ class Follower(Slabs):
 
     def map(self, number: int, attachment: object) -> None:
         """Map a memory, in which arrays of commands lie."""
-        self._memories[number] = memory = _mapped(msgspec.convert(attachment, Attach))
+        attached = msgspec.convert(attachment, Attach)
+        self._memories[number] = memory = _mapped(attached)
         if self._device.type == "cuda":
-            lock(memory.bytes, self._device)
+            lock(memory.bytes, attached.kept, self._device)
 
     def unmap(self, number: int) -> None:
         """Unmap a memory that no command uses any more."""

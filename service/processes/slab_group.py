@@ -34,6 +34,7 @@ from turbofno.service.processes.memory import SlotMemory
 from turbofno.service.processes.slab_commands import Answer, Command, Done, Failed, encoder
 from turbofno.service.processes.slab_model import SlabModel
 from turbofno.service.runtime.device import resolve_device
+from turbofno.service.runtime.page_locked import lock
 from turbofno.service.runtime.slabs import Slabs
 
 if TYPE_CHECKING:
@@ -147,7 +148,10 @@ class SlabGroup:
             raise
         for rank in range(len(devices)):
             group._count(rank, 0.0, 0)
-        group._note("map", _OWN_MEMORY, group.memory.attachment())
+        own = group.memory.attachment()
+        if devices[0].type == "cuda":
+            lock(group.memory.bytes, own.kept, devices[0])
+        group._note("map", _OWN_MEMORY, own)
         logger.info(
             "%s has joined %d ranks on %s", launch.name, len(devices), ", ".join(group.devices)
         )

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_BYTES = 128 << 20
-"""Most bytes to lock of each memory, from its start: locked pages are committed even while unused."""
 _MIN_BYTES = 16 << 10
 """Least average size for zero-copy; smaller arrays are gathered: a copy for each takes the driver longer, and the GPU."""
 
@@ -38,20 +36,20 @@ _regions: dict[int, int] = {}
 """Start address -> end address (exclusive) of locked memory."""
 
 
-def lock(memory: NDArray[np.uint8], device: torch.device) -> threading.Thread:
-    """Page-lock the start of `memory` for a CUDA device while that array or a view of it exists.
+def lock(memory: NDArray[np.uint8], size: int, device: torch.device) -> threading.Thread:
+    """Page-lock the first `size` bytes of `memory` for a CUDA device while that array or a view of it exists.
 
     Its `base` is kept until the memory is unlocked. Until the returned thread has ended, and if locking fails, arrays
     there are staged like all others.
     """
     # A thread, since it takes a tenth of a second, and CUDA would report an error to the same thread's next call.
-    thread = threading.Thread(target=_lock, args=(memory, device), daemon=True)
+    thread = threading.Thread(target=_lock, args=(memory, size, device), daemon=True)
     thread.start()
     return thread
 
 
-def _lock(memory: NDArray[np.uint8], device: torch.device) -> None:
-    start, size = memory.ctypes.data, min(memory.nbytes, MAX_BYTES)
+def _lock(memory: NDArray[np.uint8], size: int, device: torch.device) -> None:
+    start = memory.ctypes.data
     with torch.cuda.device(device):
         status = torch.cuda.cudart().cudaHostRegister(start, size, 0)
     if int(status):

@@ -10,13 +10,13 @@ import sys
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.draws import generator
 from tests.service.processes.running import ROOT
 from turbofno.service.errors import PayloadTooLarge, Unavailable
 from turbofno.service.processes import memory as memory_module
 from turbofno.service.processes.memory import AttachedMemory, SlotMemory
-from turbofno.service.runtime.page_locked import MAX_BYTES
 
 MIB = 2**20
 
@@ -87,7 +87,7 @@ def test_memory_that_the_system_does_not_take_back_is_used_again(
 ) -> None:
     monkeypatch.setattr(memory_module, "KEPT_BYTES", MIB)
     monkeypatch.setattr(memory_module.mmap, "MADV_REMOVE", 12345)  # no system knows it
-    memory = SlotMemory(4 * MIB)
+    memory = SlotMemory(5 * MIB)
     for mark in range(3):
         array = memory.array((MIB,))
         array[:] = mark
@@ -96,8 +96,33 @@ def test_memory_that_the_system_does_not_take_back_is_used_again(
         assert memory.used_bytes == 0
 
 
-def test_no_page_that_a_gpus_engine_locks_is_given_back() -> None:
-    assert MAX_BYTES <= memory_module.KEPT_BYTES
+def test_no_slot_is_partly_in_what_a_gpus_engine_page_locks() -> None:
+    memory, held, draw = SlotMemory(8 * MIB, kept=3 * MIB), [], generator()
+    assert memory.attachment().kept == 3 * MIB
+    full = 0
+    for _ in range(2000):
+        try:
+            held.append(memory.array((int(draw.integers(1, MIB // 2)),)))
+        except Unavailable:
+            full += 1
+            del held[int(draw.integers(len(held)))]
+        for array in held[-1:]:
+            first = memory.span(array)[0]
+            assert first >= 3 * MIB or first + array.nbytes <= 3 * MIB
+    assert full > 500
+    held.clear()
+    del array
+    assert memory.used_bytes == 0
+    assert memory.slot(5 * MIB).nbytes == 5 * MIB, "one piece again"
+    with pytest.raises(PayloadTooLarge, match=str(5 * MIB)):
+        memory.slot(5 * MIB + 1)
+
+
+def test_a_memory_may_keep_all() -> None:
+    memory = SlotMemory(8 * MIB, kept=8 * MIB)
+    assert len(memory.slot(8 * MIB)) == 8 * MIB
+    assert memory.used_bytes == 0
+    assert memory.attachment().kept == 8 * MIB
 
 
 def test_slot_lives_as_long_as_any_view_of_it() -> None:
@@ -132,16 +157,16 @@ def test_arrays_are_visible_in_another_process(
 def test_memory_of_a_dead_process_cannot_be_attached() -> None:
     code = (
         "from turbofno.service.processes.memory import SlotMemory; a = SlotMemory(4096).attachment();"
-        "print(a.pid, a.fd, a.name, a.size)"
+        "print(a.pid, a.fd, a.name)"
     )
     told = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
     attachment = SlotMemory(4096).attachment()
-    gone = type(attachment)(int(told[0]), int(told[1]), told[2], int(told[3]))
+    gone = replace(attachment, pid=int(told[0]), fd=int(told[1]), name=told[2])
     with pytest.raises(OSError):  # noqa: PT011 - which one depends on who has its number now
         AttachedMemory(gone)
-    reused = type(attachment)(os.getpid(), attachment.fd, told[2], 4096)
+    reused = replace(attachment, name=told[2])
     with pytest.raises(OSError):  # noqa: PT011
         AttachedMemory(reused)
 

@@ -171,7 +171,7 @@ def test_memory_is_unlocked_on_its_own_thread_and_mapped_until_then(
     slots = SlotMemory(MIB)
     attached, next_attached = (AttachedMemory(slots.attachment()) for _ in range(2))
     first, second = (memory.bytes.ctypes.data for memory in (attached, next_attached))
-    lock(attached.bytes, device).join()
+    lock(attached.bytes, MIB, device).join()
     garbage: list[Any] = [fields(attached.bytes, 0, MIB)]
     garbage.append(garbage)
     del attached
@@ -182,7 +182,7 @@ def test_memory_is_unlocked_on_its_own_thread_and_mapped_until_then(
     assert not page_locked._regions, "at once"
     assert mapped(first)
     assert not cudart.unlocked, "this thread would have waited"
-    lock(next_attached.bytes, device).join()
+    lock(next_attached.bytes, MIB, device).join()
 
     cudart.may.set()
     wait_until_unmapped(first)
@@ -201,7 +201,7 @@ def test_memory_is_unlocked_on_its_own_thread_and_mapped_until_then(
 def slots() -> tuple[SlotMemory, AttachedMemory]:
     memory = SlotMemory(64 * MIB)
     attached = AttachedMemory(memory.attachment())
-    lock(attached.bytes, torch.device("cuda", 0)).join()
+    lock(attached.bytes, memory.attachment().kept, torch.device("cuda", 0)).join()
     return memory, attached
 
 
@@ -269,7 +269,7 @@ def test_failed_locking_logs_a_warning_and_fails_no_batch(
     slots: tuple[SlotMemory, AttachedMemory], caplog: pytest.LogCaptureFixture
 ) -> None:
     locked = dict(page_locked._regions)
-    lock(slots[1].bytes, torch.device("cuda", 0)).join()
+    lock(slots[1].bytes, MIB, torch.device("cuda", 0)).join()
     assert "could not be page-locked" in caplog.text
     assert page_locked._regions == locked
     assert torch.ones(3, device="cuda").sum().item() == 3, "the error is not met by others"
@@ -280,9 +280,9 @@ def test_memory_is_locked_while_referenced_and_then_unlocked() -> None:
     for _ in range(5):
         memory = SlotMemory(200 * MIB)
         attached = AttachedMemory(memory.attachment())
-        lock(attached.bytes, torch.device("cuda", 0)).join()
+        lock(attached.bytes, memory.attachment().kept, torch.device("cuda", 0)).join()
         start = attached.bytes.ctypes.data
-        low, high = memory.array((2 * MIB,)), memory.array((45 * MIB,))
+        low, high = memory.array((16 * MIB,)), memory.array((17 * MIB,))
         view, beyond = (attached.view(memory.span(array)) for array in (low, high))
         del attached
         gc.collect()
@@ -301,7 +301,7 @@ def test_memory_freed_on_a_capturing_thread_does_not_break_the_capture() -> None
     slots = SlotMemory(64 * MIB)
     attached = AttachedMemory(slots.attachment())
     start = attached.bytes.ctypes.data
-    lock(attached.bytes, torch.device("cuda", 0)).join()
+    lock(attached.bytes, 64 * MIB, torch.device("cuda", 0)).join()
     x, graph = torch.ones(3, device="cuda"), torch.cuda.CUDAGraph()
     assert (x * 2 + 1).sum().item() == 9, "loads the kernels"
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
