@@ -18,7 +18,8 @@ from datetime import timedelta
 from functools import partial
 from queue import Empty
 from statistics import median
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,7 @@ import torch.distributed as dist
 from benchmarks.gpu.device import in_graph, machine
 from benchmarks.page import read
 from benchmarks.timing import RESULTS, print_table, save
+from turbofno.service.runtime.slabs import Slabs
 from turbofno_ops import (
     Activate,
     AddMap,
@@ -155,6 +157,28 @@ def _network_ms(
     return ms, row_ms, memory
 
 
+def _served(network: Network, device: torch.device) -> tuple[float, float | None]:
+    """As `_network_ms` of 4 layers for whole fields in page-locked memory, which an engine of these cards predicts in a row."""
+    description, n = network.description(4, device), network.points
+    loaded = SimpleNamespace(
+        module=SimpleNamespace(description=lambda: description),
+        config=SimpleNamespace(statistics=None),
+    )
+    slabs = Slabs(device)
+    slabs.add(1, cast("Any", loaded), "fp32")
+    x, y = (torch.zeros(1, 1, n, n, n, pin_memory=device.type == "cuda") for _ in range(2))
+    x.normal_()
+    inputs, outputs = ([one.numpy()] * _IN_A_ROW for one in (x, y))
+    ms = _ms(lambda: slabs.predict(1, inputs, outputs), device) / _IN_A_ROW
+    memory = _reserved_gib(device)
+    rows = distributed.slab_rows(n)
+    own = slice(rows.start, rows.stop)
+    expected = slabs.network(1)(x[:, :, own].to(device), (n, n, n))
+    assert torch.equal(y[:, :, own], expected.cpu())
+    slabs.clear(1)
+    return ms, memory
+
+
 _EXCHANGES = 8  # of a graph
 
 
@@ -209,17 +233,21 @@ def _networks(networks: tuple[Network, ...], device: torch.device) -> Iterator[R
         _, six, _ = _network_ms(network, 6, device)
         four, row, memory = _network_ms(network, 4, device)
         exchange, layer = _exchange_ms(network, device), (six - two) / 4
-        for what, ms, exchanges in (
-            ("layer", layer, 1),
-            ("network of 4 layers", four, 4),
-            (f"network of 4 layers, each of {_IN_A_ROW} fields in a row", row, 4),
-        ):
+        measured = [
+            ("layer", layer, 1, memory),
+            ("network of 4 layers", four, 4, memory),
+            (f"network of 4 layers, each of {_IN_A_ROW} fields in a row", row, 4, memory),
+        ]
+        if dist.get_world_size() > 1:
+            ms, memory = _served(network, device)
+            measured.append((f"{_IN_A_ROW} fields from and to the host, each", ms, 4, memory))
+        for what, ms, exchanges, gib in measured:
             yield {
                 "what": f"{what}, {network.name}",
                 "ms": ms,
                 "exchange_ms": exchanges * exchange,
                 "communication": exchanges * exchange / ms,
-                "gib_a_card": memory,
+                "gib_a_card": gib,
             }
 
 

@@ -1,15 +1,18 @@
 """Models whose fields are cut into slabs over the ranks of an engine of several devices: one rank's part.
 
 Every rank runs the same methods with the same arguments in the same order. Whole fields lie in memory that all ranks
-share: each copies its own rows from there to its device, and its rows of the result back. One field is on the devices at
-a time, because such fields are large.
+share: each copies its own rows from there to its device, and its rows of the result back. Such fields are large, so the
+network takes them one by one, and at most two are on the devices.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -22,6 +25,7 @@ from turbofno_ops.distributed import compile_fno, slab_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from turbofno.models.core.checkpoint import LoadedModel
     from turbofno.models.core.config import Precision
@@ -128,15 +132,32 @@ class Slabs:
         """Predict float32 [n, in_channels, *grid] into [n, out_channels, *out_grid]. Returns the sum of this rank's rows."""
         network = self.network(model)
         self._find_memory(model, inputs[0].shape[2:])
-        total = torch.zeros((), device=self._device)
-        for fields, out in zip(inputs, outputs, strict=True):
-            for number in range(len(fields)):
-                one = slice(number, number + 1)
-                y = network(self._own_rows(fields[one]), fields.shape[2:])
-                self._write_rows(y, out[one])
-                total += y.sum()
-        # Waits for the device, and so for the copies.
-        return float(total)
+        contexts: list[AbstractContextManager[object]] = [nullcontext()]
+        if self._streams:
+            contexts = [*map(torch.cuda.stream, self._streams)]
+        turns = itertools.cycle(contexts)
+        sums = [torch.zeros((), device=self._device)]
+        try:
+            for fields, out in zip(inputs, outputs, strict=True):
+                for number in range(len(fields)):
+                    one = slice(number, number + 1)
+                    with next(turns):
+                        sums.append(self._predict_one(network, fields[one], out[one]))
+        finally:
+            for stream in self._streams:
+                stream.synchronize()
+        return float(torch.stack(sums).sum())
+
+    @cached_property
+    def _streams(self) -> list[torch.cuda.Stream]:
+        """Fields take them in turn: one is copied while the network runs on another. Empty on a CPU."""
+        on_gpu = self._device.type == "cuda"
+        return [torch.cuda.Stream(self._device) for _ in range(2)] if on_gpu else []
+
+    def _predict_one(self, network: SlabFNO, fields: Fields, out: Fields) -> torch.Tensor:
+        y = network(self._own_rows(fields), fields.shape[2:])
+        self._write_rows(y, out)
+        return y.sum()
 
     def advance(
         self,
