@@ -289,13 +289,16 @@ class GraphCache:
         """True if an owner's graph of `key` is cached. May be called while another thread captures."""
         return (owner, key) in self._kept
 
-    def get(self, owner: object, key: Key, capture: Callable[[], G]) -> G:
-        """Return an owner's graph of `key`; captures it if missing and evicts others if needed."""
+    def get(self, owner: object, key: Key, capture: Callable[[], G], *, retry: bool = True) -> G:
+        """Return an owner's graph of `key`; captures it if missing and evicts others if they are too many or too large.
+
+        With `retry` it evicts all others if the device lacks memory for it.
+        """
         at = (owner, key)
         found = cast("G | None", self._kept.get(at))
         if found is None:
             self._shrink(self._max_graphs - 1, keep=0)
-            found = self._kept[at] = self._capture_with_retry(capture)
+            found = self._kept[at] = self._capture_with_retry(capture) if retry else capture()
             self._shrink(self._max_graphs, keep=1)
         else:
             self._kept.move_to_end(at)

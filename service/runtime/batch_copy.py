@@ -57,10 +57,7 @@ def copy(to: torch.Tensor, source: torch.Tensor, stream: torch.cuda.Stream) -> N
     assert to.is_contiguous()
     assert source.is_contiguous()
     assert to.nbytes == source.nbytes
-    sizes = (to.data_ptr(), source.data_ptr(), to.nbytes)
-    _check(
-        _driver().cuMemcpyAsync(*map(ctypes.c_uint64, sizes), ctypes.c_void_p(stream.cuda_stream))
-    )
+    _enqueue_one(to.data_ptr(), source.data_ptr(), to.nbytes, stream)
 
 
 def _parts(tensor: torch.Tensor, spans: Spans) -> array[int]:
@@ -75,7 +72,7 @@ def _parts(tensor: torch.Tensor, spans: Spans) -> array[int]:
 def _enqueue(
     destinations: array[int], sources: array[int], sizes: array[int], stream: torch.cuda.Stream
 ) -> None:
-    driver, on = _driver(), ctypes.c_void_p(stream.cuda_stream)
+    driver = _driver()
     if hasattr(driver, "cuMemcpyBatchAsync_v2"):
         _check(
             driver.cuMemcpyBatchAsync_v2(
@@ -84,13 +81,18 @@ def _enqueue(
                 _pointer(_IN_STREAM_ORDER),
                 _pointer(_FOR_ALL),
                 ctypes.c_size_t(1),
-                on,
+                ctypes.c_void_p(stream.cuda_stream),
             )
         )
         return
     # Drivers for CUDA 12.
-    for copy in zip(destinations, sources, sizes, strict=True):
-        _check(driver.cuMemcpyAsync(*map(ctypes.c_uint64, copy), on))
+    for to, source, size in zip(destinations, sources, sizes, strict=True):
+        _enqueue_one(to, source, size, stream)
+
+
+def _enqueue_one(to: int, source: int, size: int, stream: torch.cuda.Stream) -> None:
+    numbers = map(ctypes.c_uint64, (to, source, size))
+    _check(_driver().cuMemcpyAsync(*numbers, ctypes.c_void_p(stream.cuda_stream)))
 
 
 def _pointer(numbers: array[int]) -> ctypes.c_void_p:

@@ -31,7 +31,7 @@ import torch
 
 from turbofno.service.engine.runnable import ModelOutput
 from turbofno.service.errors import DeviceLost
-from turbofno.service.runtime.batch_copy import copy_in, copy_out
+from turbofno.service.runtime.batch_copy import copy, copy_in, copy_out
 from turbofno.service.runtime.judgement import on_host, unjudged
 from turbofno.service.runtime.page_locked import locked_spans
 
@@ -205,8 +205,9 @@ class DevicePipeline:
             set_stream(self._judge)
             self._judge.wait_event(staging.ended)
             names, values = judge(x, y)
-            # On this stream, where those of the next batch are written.
-            host_values = staging.values(values.shape).copy_(values, non_blocking=True)
+            # On this stream, where those of the next batch are written, and graphs are captured.
+            host_values = staging.values(values.shape)
+            copy(host_values, values, self._judge)
             staging.judged.record(self._judge)
             set_stream(self._copy_out)
             # The output is copied while `judge` runs.

@@ -37,7 +37,7 @@ class Judge:
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor) -> Judged:
-        """For inputs and outputs [n, channels, *grid]. Never an error: without signals if they fail.
+        """For inputs and outputs [n, channels, *grid]. Without signals if they fail.
 
         The next call overwrites the values.
         """

@@ -69,14 +69,12 @@ class SmallBatches:
         """
         shape = self._shape(parts)
         free = None if shape is None else self._free.get(shape)
-        if not free:
-            return None
-        graph = free.popleft()
-        if not graph.is_held_by(self._network):
-            # It was evicted. To capture it again would take long, and memory may be short.
-            self._free[graph.shape] = deque()
-            return None
-        return self._start(graph, parts)
+        while free:
+            graph = free.popleft()
+            # Else it was evicted. To capture it again would take long, and memory may be short.
+            if graph.is_held_by(self._network):
+                return self._start(graph, parts)
+        return None
 
     def prepare(self, parts: Sequence[Fields]) -> None:
         """Capture graphs for batches like this one, which itself must run in steps, if it is the first and small.
@@ -92,20 +90,19 @@ class SmallBatches:
             or self._device_bytes > _MOST_DEVICE_BYTES
         ):
             return
-        self._free[shape] = deque()
+        free = self._free[shape] = deque()
         before = self._network.device_bytes()
         try:
-            graphs = [self._captured(shape) for _ in range(IN_FLIGHT)]
+            for _ in range(IN_FLIGHT):
+                free.append(self._captured(shape))
         except (RuntimeError, ChainRefused) as error:
             size, _, *grid = shape
             logger.info(
                 "model %s: batches of %d fields on the grid %s run in steps, not as one CUDA graph: %s",
                 self._name, size, grid, error,
             )  # fmt: skip
-            return
-        self._device_bytes += self._network.device_bytes() - before
-        if all(graph.is_held_by(self._network) for graph in graphs):
-            self._free[shape].extend(graphs)
+        finally:
+            self._device_bytes += self._network.device_bytes() - before
 
     def clear(self) -> None:
         """Forget all graphs, which `CompiledFNO.clear` frees."""

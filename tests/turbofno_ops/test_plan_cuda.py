@@ -378,6 +378,21 @@ def test_what_cannot_surround_a_network_is_refused(plain: FNO) -> None:
     assert relative_l2(chain(x).cpu(), truth(plain, x.cpu())) < LIMITS["fp32"]
 
 
+def test_for_what_surrounds_the_network_no_other_graph_is_freed(plain: FNO) -> None:
+    x, chain, calls = field(plain, 2, SIZE).cuda(), compiled(plain), 0
+    expected, held = chain(x), chain.device_bytes()
+
+    def around(_: object) -> None:
+        nonlocal calls
+        calls += 1
+        raise torch.OutOfMemoryError("none left")
+
+    with pytest.raises(torch.OutOfMemoryError, match="none left"):
+        chain.run_within(around, 2, SIZE)
+    assert (calls, chain.device_bytes()) == (1, held)
+    assert torch.equal(chain(x), expected)
+
+
 def test_gradients_and_autocast_of_the_caller_change_nothing(plain: FNO) -> None:
     x = field(plain, 4, SIZE).cuda()
     expected, chain = compiled(plain)(x), compiled(plain)
