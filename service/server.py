@@ -19,7 +19,13 @@ from turbofno.service.context import AppContext
 from turbofno.service.http.edge import Edge
 from turbofno.service.http.tls import Certificates, tls_options
 from turbofno.service.settings import env_name, exposure_warnings, http_url, misspelt_variables
-from turbofno.service.system import SWITCH_SECONDS, keep_objects, on_hangup, with_descriptors
+from turbofno.service.system import (
+    SWITCH_SECONDS,
+    keep_imports,
+    keep_models,
+    on_hangup,
+    with_descriptors,
+)
 
 if TYPE_CHECKING:
     import socket
@@ -63,7 +69,7 @@ def run(settings: Settings, *, on_ready: OnReady | None = None) -> int:
     except (ValueError, OSError) as error:
         logger.error("cannot start: %s", error)
         return 1
-    keep_objects()
+    keep_imports()
     context: AppContext = app.state.context
     try:
         server.run()
@@ -180,7 +186,7 @@ class DrainingServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if not self._warm and self._context.engine.ready:
             self._warm = True
-            keep_objects()
+            keep_models()
             if self._on_ready is not None:
                 self._on_ready(self.url, self._context)
         if self._context.engine.failure and not self._draining:

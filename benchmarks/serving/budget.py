@@ -30,7 +30,7 @@ from turbofno.service.app import create_app
 from turbofno.service.pipeline.worker import THREAD_NAME
 from turbofno.service.server import server_config
 from turbofno.service.settings import Settings
-from turbofno.service.system import SWITCH_SECONDS, keep_objects
+from turbofno.service.system import SWITCH_SECONDS, keep_imports, keep_models
 
 _REQUESTS = 1500
 _ROUNDS = 7
@@ -123,11 +123,12 @@ async def measure(repository: Path, connections: int) -> list[dict[str, Any]]:
     )  # fmt: skip
     logs.configure(settings)
     app = create_app(settings)
+    keep_imports()
     async with app.router.lifespan_context(app):
         engine = app.state.context.engine
         while not engine.ready:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.02)
-        keep_objects()
+        keep_models()
         load = Load(app, settings, connections)
         await load.run(_REQUESTS)
         idents = [t.ident for t in threading.enumerate() if t.name.startswith(THREAD_NAME)]

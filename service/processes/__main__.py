@@ -9,7 +9,7 @@ import sys
 import uvloop
 
 from turbofno.service.processes.launch import enter
-from turbofno.service.system import SWITCH_SECONDS, keep_objects
+from turbofno.service.system import SWITCH_SECONDS, keep_imports
 
 
 def main() -> int:
@@ -19,7 +19,7 @@ def main() -> int:
         from turbofno.service.processes.engine_process import run
     else:
         from turbofno.service.processes.frontend_process import run
-    keep_objects()
+    keep_imports()
     try:
         return uvloop.run(run(launch))
     except (ValueError, OSError) as error:
