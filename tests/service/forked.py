@@ -29,8 +29,7 @@ SERVICE = (
     "turbofno.service.cli",
     "turbofno.service.engine.local",
     "turbofno.service.server",
-    # What a server imports later: the loop, and by its first gradient PyTorch's symbols.
-    "torch.fx.experimental.symbolic_shapes",
+    # What a server imports later: the loop.
     "uvicorn.lifespan.on",
     "uvicorn.loops.uvloop",
 )

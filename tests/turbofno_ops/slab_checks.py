@@ -1,6 +1,6 @@
 """What the processes of a group check together; test_distributed.py starts them and reads their outcomes.
 
-`python -m tests.turbofno_ops.slab_checks BACKEND COUNT RANK FOLDER`. Every process draws the same whole fields, gives its slab
+`python -m tests.turbofno_ops.slab_checks BACKEND COUNT FOLDER` forks them. Every process draws the same whole fields, gives its slab
 and compares its slab of the result with one process's in float64: the PyTorch module, numpy, torch.fft.
 """
 
@@ -547,7 +547,30 @@ CHECKS: tuple[Callable[[], None], ...] = (
 NAMES = [check.__name__ for check in CHECKS]
 
 
-def main(backend: str, count: int, rank: int, folder: Path) -> None:
+def main(backend: str, count: int, folder: Path) -> None:
+    """Fork the processes of the group and wait for them: the imports, which take seconds, are done once."""
+    ranks = []
+    for rank in range(count):
+        process = os.fork()
+        if process == 0:
+            log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT)
+            for stream in (1, 2):
+                os.dup2(log, stream)
+            status = 1
+            try:
+                run(backend, count, rank, folder)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+        ranks.append(process)
+    for process in ranks:
+        os.waitpid(process, 0)
+
+
+def run(backend: str, count: int, rank: int, folder: Path) -> None:
     """Run all checks in order; write the outcome of each, None or a traceback. After a failure the others do not run."""
     torch.set_num_threads(1)
     if ON_GPU:
@@ -587,4 +610,4 @@ def outcome(check: Callable[[], None]) -> str | None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))

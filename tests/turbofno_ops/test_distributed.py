@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
@@ -30,35 +30,27 @@ Outcomes = dict[str, list[str]]
 """What failed of each check, by rank."""
 
 
-@contextmanager
-def started(backend: str, count: int, folder: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    """The processes of a group; those that still run at the end are stopped."""
-    module = [sys.executable, "-m", slab_checks.__name__, backend, str(count)]
-    processes = []
-    for rank in range(count):
-        command = [*module, str(rank), str(folder)]
-        with (folder / f"{rank}.log").open("w") as log:
-            processes.append(
-                subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, text=True)
-            )
-    try:
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
-
 def checked(backend: str, count: int, folder: Path) -> Outcomes:
     """Run all checks by `count` processes."""
-    with started(backend, count, folder) as processes:
-        for process in processes:
-            process.wait(_SECONDS)
+    command = [sys.executable, "-m", slab_checks.__name__, backend, str(count), str(folder)]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        process.wait(_SECONDS)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     outcomes: Outcomes = {name: [] for name in slab_checks.NAMES}
     for rank in range(count):
         found = folder / f"{rank}.json"
-        log = (folder / f"{rank}.log").read_text()
-        said = json.loads(found.read_text()) if found.is_file() else dict.fromkeys(outcomes, log)
+        if found.is_file():
+            said = json.loads(found.read_text())
+        else:
+            logs = [folder / "log", folder / f"{rank}.log"]
+            said = dict.fromkeys(outcomes, "".join(of.read_text() for of in logs if of.is_file()))
         for name, failure in said.items():
             if failure is not None:
                 outcomes[name].append(f"rank {rank} of {count}: {failure}")
