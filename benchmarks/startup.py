@@ -81,7 +81,7 @@ def main() -> None:
     """Measure a few starts; write the median of each figure to results/startup.jsonl."""
     rounds = [measure() for _ in range(ROUNDS)]
     row = {name: round(median(one[name] for one in rounds), 2) for name in rounds[0]}
-    rows = [{"what": f"three shipped models on a CPU, median of {ROUNDS}", **row}]
+    rows = [{"what": f"the shipped models on a CPU, median of {ROUNDS}", **row}]
     print_table("Start", rows)
     print(f"wrote {save('startup', rows)}")
 
