@@ -465,9 +465,9 @@ def main() -> None:
 
 def _others(found: list[Row]) -> list[Row]:
     """Rows of the last results that were not measured again."""
-    file, measured = RESULTS / "distributed.jsonl", {row["what"] for row in found}
+    file, measured = RESULTS / "distributed.jsonl", {(row["cards"], row["what"]) for row in found}
     last = read(file)[1:] if file.is_file() else []
-    return [row for row in last if row["what"] not in measured]
+    return [row for row in last if (row["cards"], row["what"]) not in measured]
 
 
 def _reported(count: int, measure: Measure) -> list[Row]:
