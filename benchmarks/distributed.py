@@ -464,10 +464,14 @@ def main() -> None:
 
 
 def _others(found: list[Row]) -> list[Row]:
-    """Rows of the last results that were not measured again."""
-    file, measured = RESULTS / "distributed.jsonl", {(row["cards"], row["what"]) for row in found}
+    """Rows of the last results that were not measured again on GPUs of this kind."""
+
+    def measured(row: Row) -> tuple[str | None, int, str]:
+        return row["gpu"], row["cards"], row["what"]
+
+    file, again = RESULTS / "distributed.jsonl", set(map(measured, found))
     last = read(file)[1:] if file.is_file() else []
-    return [row for row in last if (row["cards"], row["what"]) not in measured]
+    return [row for row in last if measured(row) not in again]
 
 
 def _reported(count: int, measure: Measure) -> list[Row]:

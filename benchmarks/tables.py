@@ -476,25 +476,30 @@ _CPU_TITLES = {
 def over_cards(lines: list[Row]) -> list[str]:
     """The section of fields cut over GPUs; the first line is the environment."""
     rows = lines[1:]
-    where = next(row for row in rows if row["gpu"] is not None)
+    where = lines[0]
     return [
         "## One field over several GPUs",
         "",
-        f"{where['gpu']}, PyTorch {where['torch']}, {where['at'][:10]}; `python -m",
-        "benchmarks.distributed`. float32, one process a card. Efficiency: the time of one card, divided by cards and time;",
+        f"PyTorch {where['torch']}, {where['at'][:10]} and before; `python -m benchmarks.distributed`.",
+        "float32, one process a card. Efficiency: the time of one card, divided by cards and time;",
         "that of an FFT of slabs refers to plain PyTorch on one card. Exchange: of the kept modes, or of the field, alone; that",
         "of an FFT runs beside other work, that of a network is part of the product of modes. A call alone also waits for the",
         "slowest host process. Rows with a citation are published, of A100 cards. [How it works](explanation/slabs.md).",
         "",
         *markdown(
-            ["what", "cards", "grid", "ms", "efficiency", "exchange, ms", "GiB a card", "commit"],
+            [
+                *("what", "GPU", "cards", "grid", "ms"),
+                *("efficiency", "exchange, ms", "GiB a card", "commit"),
+            ],
             [
                 [
-                    *(row["what"], row["cards"], row.get("grid"), row["ms"]),
+                    *(row["what"], row["gpu"], row["cards"], row.get("grid"), row["ms"]),
                     *(row.get("efficiency"), row.get("exchange_ms"), row.get("gib_a_card")),
                     row["commit"] if row["gpu"] else None,
                 ]
-                for row in sorted(rows, key=lambda row: (row["what"], row["cards"]))
+                for row in sorted(
+                    rows, key=lambda row: (row["what"], row["gpu"] or "", row["cards"])
+                )
             ],
         ),
     ]
