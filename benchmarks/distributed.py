@@ -399,12 +399,16 @@ def _largest(count: int, network: Network) -> list[Row]:
 
 
 def _with_efficiency(rows: list[Row]) -> list[Row]:
-    """Add to each row the time of one card, by cards and time; an FFT of slabs is compared with plain PyTorch's."""
-    alone = {row["what"]: row["ms"] for row in rows if row["cards"] == 1 and "grid" not in row}
-    alone |= {what.replace(_PLAIN, _SLABS): ms for what, ms in alone.items()}
+    """Add to each row the time of one card of its kind, by cards and time; an FFT of slabs is compared with plain PyTorch's."""
+    alone = {
+        (row.get("gpu"), row["what"]): row["ms"]
+        for row in rows
+        if row["cards"] == 1 and "grid" not in row
+    }
+    alone |= {(gpu, what.replace(_PLAIN, _SLABS)): ms for (gpu, what), ms in alone.items()}
     return [
-        {**row, "efficiency": alone[row["what"]] / (row["cards"] * row["ms"])}
-        if row["what"] in alone
+        {**row, "efficiency": alone[of] / (row["cards"] * row["ms"])}
+        if (of := (row.get("gpu"), row["what"])) in alone
         else row
         for row in rows
     ]
@@ -452,15 +456,15 @@ def main() -> None:
             for who, times in _PUBLISHED
             for cards, ms in times.items()
         ]
-    rows = _with_efficiency(rows)
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    print_table("Cut over cards", [{key: row.get(key) for key in columns} for row in rows])
     if on_gpu and not given.small:
         where = asdict(machine(given.commit))
-        found = [{**where, **row} for row in rows]
-        print(
-            f"\nwritten to {save('distributed', found + _others(found) if given.only else found)}"
-        )
+        rows = [{**where, **row} for row in rows]
+        rows = _with_efficiency(rows + _others(rows))
+        print(f"\nwritten to {save('distributed', rows)}")
+    else:
+        rows = _with_efficiency(rows)
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    print_table("Cut over cards", [{key: row.get(key) for key in columns} for row in rows])
 
 
 def _others(found: list[Row]) -> list[Row]:

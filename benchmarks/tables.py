@@ -476,11 +476,11 @@ _CPU_TITLES = {
 def over_cards(lines: list[Row]) -> list[str]:
     """The section of fields cut over GPUs; the first line is the environment."""
     rows = lines[1:]
-    where = lines[0]
+    last = max((row for row in rows if row["gpu"] is not None), key=lambda row: row["at"])
     return [
         "## One field over several GPUs",
         "",
-        f"PyTorch {where['torch']}, {where['at'][:10]} and before; `python -m benchmarks.distributed`.",
+        f"PyTorch {last['torch']}, {last['at'][:10]} and before; `python -m benchmarks.distributed`.",
         "float32, one process a card. Efficiency: the time of one card, divided by cards and time;",
         "that of an FFT of slabs refers to plain PyTorch on one card. Exchange: of the kept modes, or of the field, alone; that",
         "of an FFT runs beside other work, that of a network is part of the product of modes. A call alone also waits for the",

@@ -189,8 +189,8 @@ class Settings(BaseSettings):
     shared_memory_bytes: PositiveInt = Field(
         default=512 * MIB,
         description="With frontends: shared memory of each HTTP process for requests and responses in progress, "
-        "in bytes, at least four times max_body_bytes. Each GPU's engine page-locks the first 128 MiB of it, one of several "
-        "devices all of it.",
+        "in bytes, at least four times max_body_bytes. Each GPU's engine page-locks the first 128 MiB of it; if any engine has "
+        "several GPUs, all of it.",
     )
     hang_seconds: PositiveFloat = Field(
         default=10.0,

@@ -294,6 +294,8 @@ class EngineServer:
         front_end.send(_refused(number, error))
 
     async def _rollout(self, front_end: _FrontEnd, message: messages.StartRollout) -> None:
+        initial = message.request.initial
+        initial.fields = front_end.memory.copyable(initial.fields)
         writer = front_end.writers[message.id] = Writer(message.ring)
         try:
             async with aclosing(self._engine.rollout(message.request)) as frames:

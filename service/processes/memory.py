@@ -65,7 +65,7 @@ class SlotMemory(_Memory):
     """A front end's memory, allocated in slots. A slot is freed once no array refers to it.
 
     Its first `kept` bytes are never given back to the system: a GPU's engine page-locks them, and would go on to use pages that
-    the memory no longer has. No slot is partly in them, because CUDA refuses to copy an array that is locked in part.
+    the memory no longer has. A slot is partly in them only if there is room nowhere else: the GPU cannot access it directly.
     """
 
     def __init__(self, size: int, kept: int | None = None) -> None:
@@ -83,8 +83,8 @@ class SlotMemory(_Memory):
             ) from None
         super().__init__(self._map)
         self._kept = min(size, KEPT_BYTES if kept is None else kept)
-        self._free = [(0, self._kept), (self._kept, size)] if self._kept < size else [(0, size)]
-        """(start, stop) in bytes; sorted, adjacent only where `kept` ends."""
+        self._free = [(0, size)]
+        """(start, stop) in bytes; sorted, never adjacent."""
         self._touched = 0
         """No byte from here on was used since memory was last given back."""
         self._slots: dict[int, tuple[weakref.ref[NDArray[np.uint8]], int, int]] = {}
@@ -105,26 +105,18 @@ class SlotMemory(_Memory):
         """`size` uninitialised bytes, page-aligned.
 
         Raises:
-            PayloadTooLarge: more than the memory ever has in one block.
+            PayloadTooLarge: more than all of the memory.
             Unavailable: no free block is large enough now.
         """
         self._reclaim()
         needed = max(1, -(-size // _PAGE)) * _PAGE
-        largest = max(self._kept, self._size - self._kept)
-        if needed > largest:
+        if needed > self._size:
             raise PayloadTooLarge(
-                f"the request's fields, or its answer, take {size} bytes, the limit is {largest} "
+                f"the request's fields, or its answer, take {size} bytes, the limit is {self._size} "
                 f"({env_name('shared_memory_bytes')}); send fewer fields in a request"
             )
-        # First fit reuses low pages, so that high ones are never touched and never committed.
-        for index, (start, stop) in enumerate(self._free):
-            if stop - start > needed:
-                self._free[index] = (start + needed, stop)
-                break
-            if stop - start == needed:
-                del self._free[index]
-                break
-        else:
+        start = self._take(needed)
+        if start is None:
             raise Unavailable(
                 f"the shared memory of this process has no room for {size} more bytes: it has {self._size} "
                 f"({env_name('shared_memory_bytes')} sets it). Retry after the time in Retry-After.",
@@ -149,13 +141,35 @@ class SlotMemory(_Memory):
         # All of ours are writable and contiguous.
         return fields.flags.carray and 0 <= _address(fields) - self._start < self._size
 
+    def _take(self, needed: int) -> int | None:
+        """Take so many bytes from the free blocks. Returns where they start, or None if there is no room."""
+        # First fit reuses low pages, so that high ones are never touched and never committed.
+        found = None
+        for index, (start, stop) in enumerate(self._free):
+            if stop - start < needed:
+                continue
+            if not start < self._kept < start + needed:
+                found = index, start
+                break
+            if stop - self._kept >= needed:
+                found = index, self._kept
+                break
+            found = found or (index, start)
+        if found is None:
+            return None
+        index, taken = found
+        start, stop = self._free[index]
+        rest = (start, taken), (taken + needed, stop)
+        self._free[index : index + 1] = [(first, end) for first, end in rest if first < end]
+        return taken
+
     def _reclaim(self) -> None:
         while self._collected:
             _, start, stop = self._slots.pop(id(self._collected.popleft()))
             index = bisect.bisect(self._free, (start, stop))
-            if index < len(self._free) and self._free[index][0] == stop != self._kept:
+            if index < len(self._free) and self._free[index][0] == stop:
                 stop = self._free.pop(index)[1]
-            if index and self._free[index - 1][1] == start != self._kept:
+            if index and self._free[index - 1][1] == start:
                 start = self._free.pop(index - 1)[0]
                 index -= 1
             self._free.insert(index, (start, stop))
@@ -180,6 +194,12 @@ class AttachedMemory(_Memory):
             super().__init__(mmap.mmap(fd, attachment.size))
         finally:
             os.close(fd)
+        self._kept = attachment.kept
+
+    def copyable(self, fields: Fields) -> Fields:
+        """An array of this memory, or its copy if it may be page-locked in part: CUDA then refuses to copy it."""
+        start = _address(fields) - self._start
+        return fields.copy() if start < self._kept < start + fields.nbytes else fields
 
 
 def _address(array: NDArray[Any]) -> int:

@@ -52,7 +52,7 @@ class Follower(Slabs):
         """Map a memory, in which arrays of commands lie."""
         attached = msgspec.convert(attachment, Attach)
         self._memories[number] = memory = _mapped(attached)
-        if self._device.type == "cuda":
+        if self._device.type == "cuda" and attached.kept:
             lock(memory.bytes, attached.kept, self._device)
 
     def unmap(self, number: int) -> None:

@@ -34,7 +34,6 @@ from turbofno.service.processes.memory import SlotMemory
 from turbofno.service.processes.slab_commands import Answer, Command, Done, Failed, encoder
 from turbofno.service.processes.slab_model import SlabModel
 from turbofno.service.runtime.device import resolve_device
-from turbofno.service.runtime.page_locked import lock
 from turbofno.service.runtime.slabs import Slabs
 
 if TYPE_CHECKING:
@@ -148,10 +147,8 @@ class SlabGroup:
             raise
         for rank in range(len(devices)):
             group._count(rank, 0.0, 0)
-        own = group.memory.attachment()
-        if devices[0].type == "cuda":
-            lock(group.memory.bytes, own.kept, devices[0])
-        group._note("map", _OWN_MEMORY, own)
+        # Nobody page-locks it: CUDA refuses to copy an array that is locked in part, and all of it would be too much.
+        group._note("map", _OWN_MEMORY, msgspec.structs.replace(group.memory.attachment(), kept=0))
         logger.info(
             "%s has joined %d ranks on %s", launch.name, len(devices), ", ".join(group.devices)
         )

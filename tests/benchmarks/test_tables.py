@@ -221,15 +221,17 @@ def test_fields_over_cards(tmp_path: Path) -> None:
     rows: list[dict[str, object]] = [
         {**what, "cards": 2, "ms": 4.0, "efficiency": 0.95, "exchange_ms": 0.05},
         {**what, "cards": 1, "ms": 7.6, "efficiency": 1.0, "gib_a_card": 70.0},
+        {**what, "cards": 1, "ms": 8.0, "gpu": "NVIDIA H100", "at": "2026-11-20T00:00"},
         {**where, "what": "FFT, A100 (A 2022)", "gpu": None, "cards": 2, "ms": 44.0},
     ]
     lines = [{"commit": "of the copy that ran"}, *rows]
     (tmp_path / "distributed.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = document(tmp_path)
-    assert "NVIDIA H200, PyTorch 2.11, 2026-11-21" in page
-    table = page[page.index("| what | cards") :].splitlines()[2:]
+    assert "PyTorch 2.11, 2026-11-21 and before" in page
+    table = page[page.index("| what | GPU") :].splitlines()[2:]
     assert table == [
-        "| FFT, A100 (A 2022) | 2 |  | 44 |  |  |  |  |",
-        "| layer, C32 512^3 m16 | 1 |  | 7.6 | 1 |  | 70 | abc |",
-        "| layer, C32 512^3 m16 | 2 |  | 4 | 0.95 | 0.05 |  | abc |",
+        "| FFT, A100 (A 2022) |  | 2 |  | 44 |  |  |  |  |",
+        "| layer, C32 512^3 m16 | NVIDIA H100 | 1 |  | 8 |  |  |  | abc |",
+        "| layer, C32 512^3 m16 | NVIDIA H200 | 1 |  | 7.6 | 1 |  | 70 | abc |",
+        "| layer, C32 512^3 m16 | NVIDIA H200 | 2 |  | 4 | 0.95 | 0.05 |  | abc |",
     ]

@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,8 +16,11 @@ from msgspec.structs import replace
 from tests.draws import generator
 from tests.service.processes.running import ROOT
 from turbofno.service.errors import PayloadTooLarge, Unavailable
+from turbofno.service.metrics import Metrics
 from turbofno.service.processes import memory as memory_module
 from turbofno.service.processes.memory import AttachedMemory, SlotMemory
+from turbofno.service.processes.remote_engine import RemoteEngine
+from turbofno.service.settings import Settings
 
 MIB = 2**20
 
@@ -87,7 +91,7 @@ def test_memory_that_the_system_does_not_take_back_is_used_again(
 ) -> None:
     monkeypatch.setattr(memory_module, "KEPT_BYTES", MIB)
     monkeypatch.setattr(memory_module.mmap, "MADV_REMOVE", 12345)  # no system knows it
-    memory = SlotMemory(5 * MIB)
+    memory = SlotMemory(4 * MIB)
     for mark in range(3):
         array = memory.array((MIB,))
         array[:] = mark
@@ -96,33 +100,65 @@ def test_memory_that_the_system_does_not_take_back_is_used_again(
         assert memory.used_bytes == 0
 
 
-def test_no_slot_is_partly_in_what_a_gpus_engine_page_locks() -> None:
-    memory, held, draw = SlotMemory(8 * MIB, kept=3 * MIB), [], generator()
-    assert memory.attachment().kept == 3 * MIB
-    full = 0
+def test_a_slot_is_partly_in_what_a_gpus_engine_page_locks_only_if_it_fits_nowhere_else() -> None:
+    memory, kept, draw = SlotMemory(8 * MIB, kept=3 * MIB), 3 * MIB, generator()
+    attached = AttachedMemory(memory.attachment())
+    held: list[np.ndarray] = []
+
+    def ends() -> list[tuple[int, int]]:
+        spans = [(memory.span(one)[0], one.nbytes) for one in held]
+        return sorted((start, start + -(-size // 4096) * 4096) for start, size in spans)
+
+    def gaps(low: int, high: int) -> list[int]:
+        """Sizes of the free pieces of a part of the memory."""
+        inside = [(max(a, low), min(b, high)) for a, b in ends() if a < high and b > low]
+        borders = [low, *(border for used in inside for border in used), high]
+        return [b - a for a, b in zip(borders[::2], borders[1::2], strict=True)]
+
+    full = crossing = 0
     for _ in range(2000):
+        shape = (int(draw.integers(1, MIB // 2)),)
+        needed = -(-4 * shape[0] // 4096) * 4096
+        most = max(gaps(0, kept) + gaps(kept, 8 * MIB))
         try:
-            held.append(memory.array((int(draw.integers(1, MIB // 2)),)))
+            held.append(memory.array(shape))
         except Unavailable:
             full += 1
+            assert most < needed
             del held[int(draw.integers(len(held)))]
-        for array in held[-1:]:
-            first = memory.span(array)[0]
-            assert first >= 3 * MIB or first + array.nbytes <= 3 * MIB
+            continue
+        first = memory.span(held[-1])[0]
+        crosses = first < kept < first + needed
+        assert crosses == (most < needed)
+        crossing += crosses
+        seen = attached.view(memory.span(held[-1]))
+        seen[:] = 1.0
+        copied = attached.copyable(seen)
+        assert (copied is not seen) == (first < kept < first + seen.nbytes)
+        assert copied.all()
+        assert all(a[1] <= b[0] for a, b in pairwise(ends()))
     assert full > 500
+    assert crossing > 10
     held.clear()
-    del array
     assert memory.used_bytes == 0
-    assert memory.slot(5 * MIB).nbytes == 5 * MIB, "one piece again"
-    with pytest.raises(PayloadTooLarge, match=str(5 * MIB)):
-        memory.slot(5 * MIB + 1)
+    assert len(memory.slot(8 * MIB)) == 8 * MIB, "one piece again"
+    with pytest.raises(PayloadTooLarge, match=str(8 * MIB)):
+        memory.slot(8 * MIB + 1)
 
 
-def test_a_memory_may_keep_all() -> None:
-    memory = SlotMemory(8 * MIB, kept=8 * MIB)
-    assert len(memory.slot(8 * MIB)) == 8 * MIB
-    assert memory.used_bytes == 0
-    assert memory.attachment().kept == 8 * MIB
+@pytest.mark.parametrize(
+    ("devices", "all_of_it"),
+    [("cpu", False), ("cpu+cpu", False), ("0,1", False), ("0+1", True), ("2,0+1", True)],
+)
+def test_for_an_engine_of_several_gpus_a_front_end_keeps_all_of_its_memory(
+    devices: str, all_of_it: bool
+) -> None:
+    size = memory_module.KEPT_BYTES + 64 * MIB
+    settings = Settings(
+        frontends=1, devices=devices, shared_memory_bytes=size, max_body_bytes=size // 4
+    )
+    kept = RemoteEngine(b"front", settings, Metrics()).memory.attachment().kept
+    assert kept == (size if all_of_it else memory_module.KEPT_BYTES)
 
 
 def test_slot_lives_as_long_as_any_view_of_it() -> None:
