@@ -143,25 +143,16 @@ class SlotMemory(_Memory):
 
     def _take(self, needed: int) -> int | None:
         """Take so many bytes from the free blocks. Returns where they start, or None if there is no room."""
-        # First fit reuses low pages, so that high ones are never touched and never committed.
-        found = None
-        for index, (start, stop) in enumerate(self._free):
-            if stop - start < needed:
-                continue
-            if not start < self._kept < start + needed:
-                found = index, start
-                break
-            if stop - self._kept >= needed:
-                found = index, self._kept
-                break
-            found = found or (index, start)
-        if found is None:
-            return None
-        index, taken = found
-        start, stop = self._free[index]
-        rest = (start, taken), (taken + needed, stop)
-        self._free[index : index + 1] = [(first, end) for first, end in rest if first < end]
-        return taken
+        for whole in (True, False):
+            # First fit reuses low pages, so that high ones are never touched and never committed.
+            for index, (start, stop) in enumerate(self._free):
+                crosses = start < self._kept < start + needed
+                first = self._kept if whole and crosses else start
+                if stop - first >= needed:
+                    rest = (start, first), (first + needed, stop)
+                    self._free[index : index + 1] = [(a, b) for a, b in rest if a < b]
+                    return first
+        return None
 
     def _reclaim(self) -> None:
         while self._collected:
