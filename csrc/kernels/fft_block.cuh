@@ -40,7 +40,10 @@ template <typename Shape> struct FftBlock {
     template <typename Over>
     __device__ __forceinline__ void split(bool lines_first, int item, int count, const Over &over, int &line,
                                           int &index) const {
-        if (lines_first) {
+        if constexpr (Shape::kColumns) {
+            index = item / Shape::kLines;
+            line = item % Shape::kLines;
+        } else if (lines_first) {
             index = int(p.by_lines(unsigned(item)));
             line = item - index * int(p.by_lines.by);
         } else {
@@ -60,6 +63,12 @@ template <typename Shape> struct FftBlock {
             for (int item = threadIdx.x; item < total; item += p.threads) f(item);
         }
     }
+
+    // Kernels of columns know that these are so.
+    __device__ __forceinline__ bool direct(const FftSide &side) const { return Shape::kColumns || side.access == kFftDirect; }
+    __device__ __forceinline__ bool whole(const FftSide &side) const { return Shape::kColumns || side.gap == 0; }
+    __device__ __forceinline__ bool half() const { return !Shape::kColumns && p.half; }
+    __device__ __forceinline__ bool twiddled() const { return !Shape::kColumns && p.twiddle_points != 0; }
 
     // A result as it is stored.
     __device__ __forceinline__ float2 result(float2 v) const { return {v.x * a.scale, v.y * (a.scale * a.out_sign)}; }

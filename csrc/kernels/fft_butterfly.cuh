@@ -73,8 +73,8 @@ __device__ __forceinline__ void butterfly(const FftBlock<Shape> &block, Stage st
 // All butterflies of a stage.
 template <typename Shape, typename Stage> __device__ __forceinline__ void run_stage(const FftBlock<Shape> &block, Stage stage) {
     const FftPlan &p = block.p;
-    const bool direct_in = stage == 0 && p.in.access == kFftDirect;
-    const bool direct_out = stage == block.shape.stages() - 1 && p.out.access == kFftDirect;
+    const bool direct_in = stage == 0 && block.direct(p.in);
+    const bool direct_out = stage == block.shape.stages() - 1 && block.direct(p.out);
     if constexpr (Shape::kFixed) {
         constexpr int R = Shape::radix(Stage::value), per = Shape::radix(0) / R;
         block.template each<per>(0, [&](int item) { butterfly<R>(block, stage, direct_in, direct_out, item); });

@@ -15,9 +15,9 @@ __device__ __forceinline__ void load(const FftBlock<Shape> &block, float2 (&x)[R
     const bool inside = line < block.lines;
     const int64_t from = inside ? block.offset(p.in, block.line0 + line) : 0;
     uint2 read[R];
-    if (inside && p.in.gap == 0) {
+    if (inside && block.whole(p.in)) {
         const int64_t first = from + index * p.in.point, stride = step * p.in.point;
-        if (p.half) {
+        if (block.half()) {
 #pragma unroll
             for (int r = 0; r < R; ++r) read[r] = read_pair(a.in, first + r * stride, true);
         } else {
@@ -29,12 +29,12 @@ __device__ __forceinline__ void load(const FftBlock<Shape> &block, float2 (&x)[R
         for (int r = 0; r < R; ++r) {
             const int point = index + r * step;
             read[r] = uint2{};
-            if (inside && !in_gap(p.in, point)) read[r] = read_pair(a.in, from + position(p.in, point), p.half);
+            if (inside && !in_gap(p.in, point)) read[r] = read_pair(a.in, from + position(p.in, point), block.half());
         }
     }
 #pragma unroll
     for (int r = 0; r < R; ++r) {
-        x[r] = to_float(read[r], p.half);
+        x[r] = to_float(read[r], block.half());
         x[r].y *= a.in_sign;
     }
 }
@@ -61,14 +61,14 @@ __device__ __forceinline__ void store(const FftBlock<Shape> &block, float2 (&y)[
     const FftPlan &p = block.p;
     const int64_t to = block.offset(p.out, line);
     constexpr bool few = R <= 8; // more have no registers for factors
-    if (p.out.gap == 0 && (few || p.twiddle_points == 0)) {
+    if (block.whole(p.out) && (few || !block.twiddled())) {
 #pragma unroll
         for (int r = 0; r < R; ++r) y[r] = block.result(y[r]);
         if constexpr (few) {
-            if (p.twiddle_points != 0) twiddle_results(block, y, line, index, step);
+            if (block.twiddled()) twiddle_results(block, y, line, index, step);
         }
         const int64_t first = to + index * p.out.point, stride = step * p.out.point;
-        if (p.half) {
+        if (block.half()) {
 #pragma unroll
             for (int r = 0; r < R; ++r) write(a.out, first + r * stride, y[r], true);
         } else {

@@ -8,7 +8,7 @@ namespace turbofno {
 
 // Radices that the compiler knows, so that indices and distances are constants.
 template <int... R> struct FixedRadices {
-    static constexpr bool kFixed = true, kConvolved = false;
+    static constexpr bool kFixed = true, kConvolved = false, kColumns = false;
     static constexpr int kStages = sizeof...(R);
     static constexpr int kThreads = kMaxFftThreads, kBlocks = 1;
 
@@ -36,9 +36,17 @@ template <int... R> struct FixedRadices {
     static __device__ int over_half(int n) { return n / ((size() + 1) / 2); }
 };
 
+// The same for FftPlan.columns.
+template <int... R> struct FixedColumns : FixedRadices<R...> {
+    using FixedRadices<R...>::FixedRadices;
+    static constexpr bool kColumns = true;
+    static constexpr int kSize = (R * ...), kLines = fft_columns(kSize);
+    static constexpr int kThreads = kLines * kSize / FixedRadices<R...>::radix(0), kBlocks = kMaxFftThreads / kThreads;
+};
+
 // All radices up to MAX_RADIX. BLOCKS: on a multiprocessor.
 template <int MAX_RADIX, int THREADS, int BLOCKS> struct AnyRadices {
-    static constexpr bool kFixed = false, kConvolved = false;
+    static constexpr bool kFixed = false, kConvolved = false, kColumns = false;
     static constexpr int kMaxRadix = MAX_RADIX, kThreads = THREADS, kBlocks = BLOCKS;
     const FftDigits &p;
 
@@ -58,7 +66,7 @@ template <int MAX_RADIX, int THREADS, int BLOCKS> struct AnyRadices {
 // A prime size, transformed as a convolution of A * B = size - 1 points (fft_rader.cuh). Before and after, values are in shared
 // memory as those of a single stage: in their order. BLOCKS: on a multiprocessor.
 template <int A, int B, int BLOCKS> struct ConvolvedSize {
-    static constexpr bool kFixed = false, kConvolved = true;
+    static constexpr bool kFixed = false, kConvolved = true, kColumns = false;
     static constexpr int kThreads = kConvolvedLines * B, kBlocks = BLOCKS;
 
     __device__ explicit ConvolvedSize(const FftPlan &) {}

@@ -13,8 +13,9 @@
 //
 // The inverse is the conjugate of the transform of the conjugate.
 //
-// `FixedRadices` kernels know their radices, so that indices and distances are constants. `AnyRadices` has every radix. Kernels of
-// a `ConvolvedSize` are for a prime above these: between the same ways in and out it is a convolution (fft_rader.cuh).
+// `FixedRadices` kernels know their radices, so that indices and distances are constants; those of `FixedColumns` also know that
+// lines are next to each other. `AnyRadices` has every radix. Kernels of a `ConvolvedSize` are for a prime above these: between
+// the same ways in and out it is a convolution (fft_rader.cuh).
 #include "fft_butterfly.cuh"
 #include "fft_half_spectrum.cuh"
 #include "fft_rader.cuh"
@@ -92,7 +93,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) transform_lin
     const FftPlan &p = a.plan;
     const FftBlock<Shape> block(a, reinterpret_cast<int64_t *>(shared + 1));
     int *const spoilt = reinterpret_cast<int *>(shared);
-    if (p.in.access != kFftDirect || p.out.access != kFftDirect) {
+    if (!block.direct(p.in) || !block.direct(p.out)) {
         note_offsets(block);
         if (threadIdx.x == 0) *spoilt = 0;
         __syncthreads();
@@ -100,7 +101,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) transform_lin
     pdl_wait();
     // If a line of a pair has a value that is not finite, a block transforms both lines alone.
     for (int pass = 0;;) {
-        if (p.in.access != kFftDirect) {
+        if (!block.direct(p.in)) {
             const bool bad = stage_lines(block, pass);
             if (!Shape::kFixed && p.paired && bad) *spoilt = 1;
             __syncthreads();
@@ -111,7 +112,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) transform_lin
             continue;
         }
         run_stages(block);
-        if (p.out.access != kFftDirect) {
+        if (!block.direct(p.out)) {
             __syncthreads();
             store_lines(block, pass);
         }
@@ -124,7 +125,18 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks) transform_lin
 
 using Kernel = void (*)(FftArguments);
 
+Kernel kernel_of_columns(int size) {
+    switch (size) {
+    case 256: return transform_lines<FixedColumns<16, 16>>;
+    case 512: return transform_lines<FixedColumns<16, 8, 4>>;
+    case 1024: return transform_lines<FixedColumns<16, 8, 8>>;
+    case 2048: return transform_lines<FixedColumns<16, 16, 8>>;
+    default: return transform_lines<FixedColumns<16, 16, 16>>;
+    }
+}
+
 Kernel kernel_for(const FftPlan &p) {
+    if (p.columns) return kernel_of_columns(p.size);
     switch (p.fixed || p.convolved ? p.size : 0) {
     case 32: return transform_lines<FixedRadices<8, 4>>;
     case 64: return transform_lines<FixedRadices<8, 8>>;

@@ -181,11 +181,16 @@ FftPlan lay_out(const turbofno_fft &given, const FftDigits &digits) {
     const bool lines_first = p.in.lines_first || p.out.lines_first;
     const int value_bytes = (fft.precision == TURBOFNO_FP16 ? 2 : 4) * (fft.kind == TURBOFNO_COMPLEX ? 2 : 1);
     const int sector_lines = lines_first ? 64 / value_bytes : 1; // lines that fill two sectors of 32 bytes
-    if (p.fixed) {
+    const auto is_column = [](const FftSide &s) { return s.access == kFftDirect && s.lines_first && s.gap == 0; };
+    const bool columns = p.fixed && p.size >= kLeastColumn && p.size <= kMostColumn && all * p.size >= kColumnValues && !p.half &&
+                         p.twiddle_points == 0 && is_column(p.in) && is_column(p.out);
+    if (columns) {
+        p.lines = fft_columns(p.size);
+    } else if (p.fixed) {
         const int line_threads = p.size / p.radix[0];
+        const int wanted = fft.kind == TURBOFNO_COMPLEX ? sector_lines : ceil_div(sector_lines, 2);
         p.lines = std::max(1, kFftThreads / line_threads);
-        while (p.lines < sector_lines && 2 * p.lines * line_threads <= kMaxFftThreads / 2) p.lines *= 2;
-        while (2 * p.lines < sector_lines && 2 * p.lines * line_threads <= kMaxFftThreads) p.lines *= 2;
+        while (p.lines < wanted && 2 * p.lines * line_threads <= kMaxFftThreads) p.lines *= 2;
     } else if (p.convolved) {
         p.lines = kConvolvedLines;
     } else {
@@ -206,6 +211,7 @@ FftPlan lay_out(const turbofno_fft &given, const FftDigits &digits) {
     }
     const bool near = std::max(std::abs(p.in.inner), std::abs(p.out.inner)) < (1 << 20);
     p.regular = p.fixed && p.joined && near && !lines_first && p.threads == kFftThreads;
+    p.columns = columns && p.lines == fft_columns(p.size);
     p.by_lines = quotient(unsigned(p.lines));
     p.array_lines = (p.paired ? 2 : 1) * p.lines;
     p.blocks = ceil_div(p.total, int64_t(p.lines));

@@ -66,6 +66,8 @@ struct FftPlan : FftDigits {
     int threads, shared_bytes;
     int64_t blocks;
     bool fixed; // threads = lines * size / radix[0], in a kernel for these radices
+    bool columns; // fixed, in a kernel for fft_columns(size) lines of complex float32 values. On both sides lines are first
+                  // and whole; there are no twiddles
     bool convolved; // one stage in a kernel for this size; lines are next to each other in shared memory
     bool regular; // joined, fixed, kFftThreads threads, line_pitch as fft_line_pitch has it, places of a block's
                   // values in the arrays below 2^31
@@ -79,7 +81,7 @@ struct FftPlan : FftDigits {
 struct FftRadices {
     int radix[4];
 };
-constexpr FftRadices fixed_radices(int size) {
+TURBOFNO_HOST_DEVICE constexpr FftRadices fixed_radices(int size) {
     switch (size) {
     case 32: return {{8, 4}};
     case 64: return {{8, 8}};
@@ -94,7 +96,19 @@ constexpr FftRadices fixed_radices(int size) {
     }
 }
 
-// The same for prime sizes that are transformed as a convolution (fft_rader.cuh): two coprime factors of size - 1, the
+constexpr int kLeastColumn = 256, kMostColumn = 4096; // sizes that have a kernel of columns
+constexpr int kColumnValues = 1 << 22; // that take it: fewer lie in the L2 cache, and would leave multiprocessors without work
+
+// Lines of a block of such a kernel. They fill 128 bytes at each point, as far as its threads go: where points are megabytes
+// apart, memory is a quarter slower with 64.
+TURBOFNO_HOST_DEVICE constexpr int fft_columns(int size) {
+    const int line_threads = size / fixed_radices(size).radix[0];
+    int lines = 2 * kFftThreads / line_threads;
+    while (lines < 16 && 2 * lines * line_threads <= kMaxFftThreads) lines *= 2;
+    return lines;
+}
+
+// Radices of prime sizes that are transformed as a convolution (fft_rader.cuh): two coprime factors of size - 1, the
 // smaller and even one first.
 constexpr FftRadices convolution_radices(int size) {
     switch (size) {
