@@ -334,7 +334,7 @@ class CompiledFNO(CompiledChain):
         Raises:
             ChainRefused: The grid, or a batch of that size on it, is not supported.
             CaptureFailed: `around` does something that a CUDA graph cannot contain.
-            torch.OutOfMemoryError: The graph or its buffers do not fit. No other graph is freed for them.
+            torch.OutOfMemoryError: The graph or its buffers do not fit. No other graph is freed for lack of memory.
 
         Example:
             >>> given = torch.zeros(1, 1, 64, 64, pin_memory=True)  # doctest: +SKIP

@@ -42,7 +42,7 @@ def lock(memory: NDArray[np.uint8], size: int, device: torch.device) -> threadin
     Its `base` is kept until the memory is unlocked. Until the returned thread has ended, and if locking fails, arrays
     there are staged like all others.
     """
-    # A thread, since it takes a tenth of a second, and CUDA would report an error to the same thread's next call.
+    # A thread, since it takes about a second for a gigabyte, and CUDA would report an error to the same thread's next call.
     thread = threading.Thread(target=_lock, args=(memory, size, device), daemon=True)
     thread.start()
     return thread
@@ -53,7 +53,7 @@ def _lock(memory: NDArray[np.uint8], size: int, device: torch.device) -> None:
     with torch.cuda.device(device):
         status = torch.cuda.cudart().cudaHostRegister(start, size, 0)
     if int(status):
-        logger.warning("%d bytes of a front end could not be page-locked: %s", size, status)
+        logger.warning("none of %d bytes of shared memory could be page-locked: %s", size, status)
         return
     ended: queue.SimpleQueue[None] = queue.SimpleQueue()
     threading.Thread(target=_unlock, args=(ended, start, device, memory.base), daemon=True).start()

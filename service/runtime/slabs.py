@@ -25,7 +25,6 @@ from turbofno_ops.distributed import compile_fno, slab_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from contextlib import AbstractContextManager
 
     from turbofno.models.core.checkpoint import LoadedModel
     from turbofno.models.core.config import Precision
@@ -132,16 +131,13 @@ class Slabs:
         """Predict float32 [n, in_channels, *grid] into [n, out_channels, *out_grid]. Returns the sum of this rank's rows."""
         network = self.network(model)
         self._find_memory(model, inputs[0].shape[2:])
-        contexts: list[AbstractContextManager[object]] = [nullcontext()]
-        if self._streams:
-            contexts = [*map(torch.cuda.stream, self._streams)]
-        turns = itertools.cycle(contexts)
+        turns = itertools.cycle(map(torch.cuda.stream, self._streams))
         sums = [torch.zeros((), device=self._device)]
         try:
             for fields, out in zip(inputs, outputs, strict=True):
                 for number in range(len(fields)):
                     one = slice(number, number + 1)
-                    with next(turns):
+                    with next(turns, nullcontext()):
                         sums.append(self._predict_one(network, fields[one], out[one]))
         finally:
             for stream in self._streams:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from tests.draws import generator
 from tests.service.tiny import tiny_config
+from tests.turbofno_ops.on_gpu import needs_kernels
 from turbofno.models.core.checkpoint import LoadedModel
 from turbofno.models.core.fno import FNO
 from turbofno.service.engine.out_of_memory import out_of_memory
@@ -19,7 +20,6 @@ from turbofno.service.processes.memory import SlotMemory
 from turbofno.service.runtime import slabs as slabs_module
 from turbofno.service.runtime.page_locked import lock
 from turbofno.service.runtime.slabs import Slabs
-from turbofno_ops import native_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,16 +28,7 @@ if TYPE_CHECKING:
     from turbofno.service.engine.interface import Fields
 
 
-ON_GPU = pytest.param(
-    "cuda:0",
-    marks=pytest.mark.skipif(
-        not torch.cuda.is_available() or not native_status().loaded,
-        reason="needs a CUDA device and kernels",
-    ),
-)
-
-
-@pytest.fixture(params=["cpu", ON_GPU])
+@pytest.fixture(params=["cpu", pytest.param("cuda:0", marks=needs_kernels)])
 def device(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[torch.device]:
     """A device, in a group of its own."""
     device = torch.device(request.param)
