@@ -53,7 +53,7 @@ def _lock(memory: NDArray[np.uint8], size: int, device: torch.device) -> None:
     with torch.cuda.device(device):
         status = torch.cuda.cudart().cudaHostRegister(start, size, 0)
     if int(status):
-        logger.warning("none of %d bytes of shared memory could be page-locked: %s", size, status)
+        logger.warning("%d bytes of shared memory could not be page-locked: %s", size, status)
         return
     ended: queue.SimpleQueue[None] = queue.SimpleQueue()
     threading.Thread(target=_unlock, args=(ended, start, device, memory.base), daemon=True).start()
