@@ -55,6 +55,12 @@ static void check(const turbofno_fft &f) {
     expect(p.threads >= 1 && p.threads <= most_threads, "threads of a block", f);
     expect(!convolved || (p.lines == kConvolvedLines && p.line_pitch == size), "lines where the kernel has them", f);
     expect(!p.fixed || p.threads * p.radix[0] == p.lines * size, "a thread of a fixed kernel has one butterfly", f);
+    if (p.columns) {
+        expect(p.fixed && p.lines == fft_columns(size), "the lines that a kernel of columns knows", f);
+        for (const FftSide &side : {p.in, p.out}) {
+            expect(side.access == kFftDirect && side.lines_first && side.gap == 0, "columns are read and written directly", f);
+        }
+    }
     if (p.regular) expect(p.line_pitch == fft_line_pitch(p.radix[0] * p.pitch[0], p.size / p.radix[0]), "the pitch that a kernel knows", f);
     expect(p.shared_bytes <= f.shared_bytes, "shared memory of the device", f);
     expect(p.shared_bytes >= 8 * p.lines * p.line_pitch + 16 * p.array_lines + 16, "shared memory holds the block", f);
@@ -77,6 +83,23 @@ static void check_places(const turbofno_fft &f) {
     expect(int(places.size()) == p.size, "values have places of their own", f);
 }
 
+// Large fields take kernels of columns where there is shared memory for their lines.
+static void check_columns(int points, int64_t inner, int kilobytes) {
+    const int64_t field = points * inner;
+    turbofno_fft f{};
+    f.points = f.in_head = f.out_head = points, f.kind = TURBOFNO_COMPLEX, f.precision = TURBOFNO_FP32;
+    f.multiprocessors = 132, f.shared_bytes = kilobytes * 1024;
+    f.inner = f.in_point = f.out_point = inner, f.in_inner = f.out_inner = 1, f.in_outer = f.out_outer = field;
+    for (const bool many : {true, false}) {
+        f.outer = many ? ceil_div(int64_t(kColumnValues), field) : (kColumnValues - 1) / field;
+        check(f);
+        FftPlan p;
+        const bool served = prepare(f, p) == nullptr;
+        const bool fits = kilobytes > 99 || points <= 512;
+        expect(served && p.columns == (many && fits), "columns or not", f);
+    }
+}
+
 int main(int, char **arguments) {
     std::srand(unsigned(std::strtoul(arguments[1], nullptr, 10)));
     for (int points = 2; points <= 4096; ++points)
@@ -95,6 +118,9 @@ int main(int, char **arguments) {
                     check(f);
                     if (std::rand() % 16 == 0) check_places(f);
                 }
+    for (int points = kLeastColumn; points <= kMostColumn; points *= 2)
+        for (int kilobytes : {99, 163, 227})
+            for (int64_t inner : {2, fft_columns(points) - 1, fft_columns(points), 700}) check_columns(points, inner, kilobytes);
     for (unsigned by : {1u, 2u, 3u, 17u, 4096u, 4095u, (1u << 30) + 1, (1u << 31) - 1})
         for (unsigned n : {0u, 1u, 16u, 17u, 4095u, 65537u, (1u << 30) + 1, (1u << 31) - 2, (1u << 31) - 1}) {
             turbofno_fft f{};
