@@ -181,16 +181,22 @@ FftPlan lay_out(const turbofno_fft &given, const FftDigits &digits) {
     const bool lines_first = p.in.lines_first || p.out.lines_first;
     const int value_bytes = (fft.precision == TURBOFNO_FP16 ? 2 : 4) * (fft.kind == TURBOFNO_COMPLEX ? 2 : 1);
     const int sector_lines = lines_first ? 64 / value_bytes : 1; // lines that fill two sectors of 32 bytes
-    const auto is_column = [](const FftSide &s) { return s.access == kFftDirect && s.lines_first && s.gap == 0; };
-    const bool columns = p.fixed && p.size >= kLeastColumn && p.size <= kMostColumn && all * p.size >= kColumnValues && !p.half &&
-                         p.twiddle_points == 0 && is_column(p.in) && is_column(p.out);
+    const bool many = all * p.size >= kManyValues;
+    const auto is_column = [](const FftSide &s) {
+        return s.access == kFftDirect && s.lines_first && s.inner == 1 && s.gap == 0;
+    };
+    const bool columns = p.fixed && p.size >= kLeastColumn && p.size <= kMostColumn && many &&
+                         fft.inner >= fft_columns(p.size) && !p.half && p.twiddle_points == 0 && is_column(p.in) &&
+                         is_column(p.out);
     if (columns) {
         p.lines = fft_columns(p.size);
     } else if (p.fixed) {
         const int line_threads = p.size / p.radix[0];
+        // Real lines have values of twice the size on their complex side.
         const int wanted = fft.kind == TURBOFNO_COMPLEX ? sector_lines : ceil_div(sector_lines, 2);
         p.lines = std::max(1, kFftThreads / line_threads);
-        while (p.lines < wanted && 2 * p.lines * line_threads <= kMaxFftThreads) p.lines *= 2;
+        while (p.lines < wanted && 2 * p.lines * line_threads <= kMaxFftThreads / 2) p.lines *= 2;
+        while (p.lines < (many ? wanted : wanted / 2) && 2 * p.lines * line_threads <= kMaxFftThreads) p.lines *= 2;
     } else if (p.convolved) {
         p.lines = kConvolvedLines;
     } else {

@@ -66,8 +66,8 @@ struct FftPlan : FftDigits {
     int threads, shared_bytes;
     int64_t blocks;
     bool fixed; // threads = lines * size / radix[0], in a kernel for these radices
-    bool columns; // fixed, in a kernel for fft_columns(size) lines of complex float32 values. On both sides lines are first
-                  // and whole; there are no twiddles
+    bool columns; // fixed, in a kernel for fft_columns(size) lines of complex float32 values. On both sides lines are whole
+                  // and next to each other; there are no twiddles
     bool convolved; // one stage in a kernel for this size; lines are next to each other in shared memory
     bool regular; // joined, fixed, kFftThreads threads, line_pitch as fft_line_pitch has it, places of a block's
                   // values in the arrays below 2^31
@@ -97,10 +97,11 @@ TURBOFNO_HOST_DEVICE constexpr FftRadices fixed_radices(int size) {
 }
 
 constexpr int kLeastColumn = 256, kMostColumn = 4096; // sizes that have a kernel of columns
-constexpr int kColumnValues = 1 << 22; // that take it: fewer lie in the L2 cache, and would leave multiprocessors without work
+// So many complex values are transformed in wide blocks: fewer would leave multiprocessors without work.
+constexpr int kManyValues = 1 << 22;
 
-// Lines of a block of such a kernel. They fill 128 bytes at each point, as far as its threads go: where points are megabytes
-// apart, memory is a quarter slower with 64.
+// Lines of a block of such a kernel: with 512 threads or more they fill 128 bytes at each point, as far as 1024 threads go.
+// Where points are megabytes apart, memory is a quarter slower with 64 bytes.
 TURBOFNO_HOST_DEVICE constexpr int fft_columns(int size) {
     const int line_threads = size / fixed_radices(size).radix[0];
     int lines = 2 * kFftThreads / line_threads;

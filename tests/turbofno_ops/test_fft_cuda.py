@@ -77,6 +77,19 @@ def in_range(case: Case) -> bool:
     return np.abs(case.expected(case.x.to(case.x.dtype))).max() < 3e4
 
 
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("points", [256, 512, 1024, 2048, 4096])
+def test_columns_of_large_fields(points: int, inverse: bool) -> None:
+    """Against float64: fields so large that an axis which is not the last takes a kernel of columns."""
+    columns = 2**22 // (3 * points) + 6
+    x = torch.randn(3, points, columns, dtype=torch.complex64)
+    poison()
+    transform, truth = (ours.ifft, torch.fft.ifft) if inverse else (ours.fft, torch.fft.fft)
+    found = transform(x.cuda(), dim=1, backend="kernels")
+    expected = truth(x.to(torch.complex128), dim=1).numpy()
+    assert relative_error(found.cpu(), expected) < 2e-6
+
+
 @pytest.mark.parametrize("draw", range(tried(120, 1000)))
 def test_drawn_lines_equal_float64(draw: int) -> None:
     rng = random.Random(torch.initial_seed() + draw)

@@ -28,8 +28,8 @@ from turbofno_ops.fft._tables import convolution_table, coprime_factors
 SIZES = [2, 3, 4, 6, 7, 9, 12, 13, 16, 17, 22, 30, 32, 34, 60, 64, 65, 85, 100, 121, 128, 170, 211, 225, 256, 289, 360, 420, 421, 512,
          693,
          1024, 1105, 1155, 2048, 2401, 3125, 4096, 8192]  # fmt: skip
-COLUMNS, COLUMN_VALUES = [256, 512, 1024, 2048, 4096], 2**22
-"""Sizes of which so many values take kernels of columns, as csrc/plan/fft_plan.h has them."""
+COLUMNS, MANY_VALUES = [256, 512, 1024, 2048, 4096], 2**22
+"""Sizes of which so many values take kernels of columns (tests/csrc/fft_plan_check.cpp)."""
 
 
 @pytest.fixture(scope="session")
@@ -85,13 +85,13 @@ def test_common_layouts(library: ctypes.CDLL, points: int) -> None:
             assert error(got, expected(case, x)) < bound(case), case
 
 
-@pytest.mark.parametrize("inverse", [0, 1])
+@pytest.mark.parametrize("outer", [1, 3])
 @pytest.mark.parametrize("points", COLUMNS)
-def test_many_columns(library: ctypes.CDLL, points: int, inverse: int) -> None:
-    inner = COLUMN_VALUES // (3 * points) + 7
+def test_many_columns(library: ctypes.CDLL, points: int, outer: int) -> None:
+    inner = MANY_VALUES // (outer * points) + 6  # the last block is not full
     case = Case(
-        points, inverse=inverse, outer=3, inner=inner, scale=1 / points,
-        in_order="opi", out_order="poi", out_padding=inverse,
+        points, inverse=int(outer == 1), outer=outer, inner=inner, scale=1 / points,
+        in_order="opi", out_order="poi", out_padding=outer // 3,
     )  # fmt: skip
     x, got = transform(library, case, generator())
     assert error(got, expected(case, x)) < bound(case)
