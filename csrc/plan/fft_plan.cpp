@@ -195,6 +195,7 @@ FftPlan lay_out(const turbofno_fft &given, const FftDigits &digits) {
         // Real lines have values of twice the size on their complex side.
         const int wanted = fft.kind == TURBOFNO_COMPLEX ? sector_lines : ceil_div(sector_lines, 2);
         p.lines = std::max(1, kFftThreads / line_threads);
+        // With the most threads, lines of a small field fill one sector and not two: more blocks for the multiprocessors.
         while (p.lines < wanted && 2 * p.lines * line_threads <= kMaxFftThreads / 2) p.lines *= 2;
         while (p.lines < (many ? wanted : wanted / 2) && 2 * p.lines * line_threads <= kMaxFftThreads) p.lines *= 2;
     } else if (p.convolved) {

@@ -59,6 +59,7 @@ static void check(const turbofno_fft &f) {
         expect(p.fixed && p.lines == fft_columns(size), "the lines that a kernel of columns knows", f);
         for (const FftSide &side : {p.in, p.out}) {
             expect(side.access == kFftDirect && side.lines_first && side.gap == 0, "columns are read and written directly", f);
+            expect(side.inner == 1, "columns are next to each other", f);
         }
     }
     if (p.regular) expect(p.line_pitch == fft_line_pitch(p.radix[0] * p.pitch[0], p.size / p.radix[0]), "the pitch that a kernel knows", f);
@@ -83,6 +84,47 @@ static void check_places(const turbofno_fft &f) {
     expect(int(places.size()) == p.size, "values have places of their own", f);
 }
 
+// A field that is no longer one of columns with any of these changes.
+static void check_almost_columns(const turbofno_fft &columns) {
+    const auto is_column = [](const turbofno_fft &f) {
+        FftPlan p;
+        return prepare(f, p) == nullptr && p.columns;
+    };
+    turbofno_fft f = columns;
+    f.in_inner = 2, f.in_point *= 2, f.in_outer *= 2;
+    expect(!is_column(f), "every second line is read", f);
+    f = columns;
+    f.out_inner = 2, f.out_point *= 2, f.out_outer *= 2;
+    expect(!is_column(f), "every second line is written", f);
+    f = columns;
+    f.in_head = f.points / 2, f.in_tail = 1;
+    expect(!is_column(f), "a part of a line is given", f);
+    f = columns;
+    f.out_head = f.points / 2, f.out_tail = 1;
+    expect(!is_column(f), "a part of a line is kept", f);
+    f = columns;
+    f.twiddle_points = int(f.points * f.inner);
+    expect(!is_column(f), "results are turned", f);
+    f = columns;
+    f.precision = TURBOFNO_FP16;
+    expect(!is_column(f), "values are float16", f);
+}
+
+// Small fields have narrow blocks, so that there are more of them.
+static void check_blocks_of_small_fields() {
+    turbofno_fft f{};
+    f.points = f.in_head = f.out_head = 2048, f.kind = TURBOFNO_COMPLEX, f.precision = TURBOFNO_FP32;
+    f.multiprocessors = 132, f.shared_bytes = 227 * 1024, f.outer = 1;
+    int64_t blocks[2];
+    for (const bool many : {false, true}) {
+        f.inner = kManyValues / 2048 - !many, f.in_inner = f.out_inner = 2, f.in_point = f.out_point = 2 * f.inner;
+        FftPlan p;
+        expect(prepare(f, p) == nullptr && !p.columns, "every second line", f);
+        blocks[many] = p.blocks;
+    }
+    expect(blocks[0] == 2 * blocks[1], "blocks of a small field are half as wide", f);
+}
+
 // Large fields take kernels of columns where there are enough neighbouring lines and shared memory.
 static void check_columns(int points, int64_t inner, int kilobytes) {
     const int64_t field = points * inner;
@@ -96,7 +138,9 @@ static void check_columns(int points, int64_t inner, int kilobytes) {
         FftPlan p;
         const bool served = prepare(f, p) == nullptr;
         const bool fits = kilobytes > 99 || points <= 512;
-        expect(served && p.columns == (many && fits && inner >= fft_columns(points)), "columns or not", f);
+        const bool columns = many && fits && inner >= fft_columns(points);
+        expect(served && p.columns == columns, "columns or not", f);
+        if (columns) check_almost_columns(f);
     }
 }
 
@@ -121,6 +165,7 @@ int main(int, char **arguments) {
     for (int points = kLeastColumn; points <= kMostColumn; points *= 2)
         for (int kilobytes : {99, 163, 227})
             for (int64_t inner : {2, fft_columns(points) - 1, fft_columns(points), 700}) check_columns(points, inner, kilobytes);
+    check_blocks_of_small_fields();
     for (unsigned by : {1u, 2u, 3u, 17u, 4096u, 4095u, (1u << 30) + 1, (1u << 31) - 1})
         for (unsigned n : {0u, 1u, 16u, 17u, 4095u, 65537u, (1u << 30) + 1, (1u << 31) - 2, (1u << 31) - 1}) {
             turbofno_fft f{};
