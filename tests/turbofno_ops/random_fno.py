@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
+from statistics import fmean
 
 import torch
 
+from tests.turbofno_ops.fourier_truth import relative_l2
 from turbofno.models.core.config import (
     BlockStep,
     ChannelMLP,
@@ -18,6 +21,9 @@ from turbofno.models.core.config import (
 )
 from turbofno.models.core.fno import FNO
 from turbofno_ops import ACTIVATIONS
+
+_PERTURBATION = 1e-5
+_PERTURBED = 16
 
 
 def draw_architecture(rng: random.Random, n_dim: int) -> FNOArchitecture:
@@ -135,3 +141,23 @@ def truth(module: FNO, x: torch.Tensor) -> torch.Tensor:
         expected = module.double()(x.double())
     module.float()
     return expected
+
+
+def amplification(module: FNO, x: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the relative error of the float64 output when parameters have a small one, divided by that one.
+
+    Low precision rounds weights and activations, so its error grows with this number.
+
+    Args:
+        module: The network.
+        x: An input.
+        expected: Its output in float64.
+    """
+    draws, squares = torch.Generator().manual_seed(0), []
+    for _ in range(_PERTURBED):
+        changed = copy.deepcopy(module).double()
+        for parameter in changed.parameters():
+            errors = torch.randn(parameter.shape, dtype=parameter.dtype, generator=draws)
+            parameter *= 1 + _PERTURBATION * errors
+        squares.append((relative_l2(truth(changed, x), expected) / _PERTURBATION) ** 2)
+    return math.sqrt(fmean(squares))

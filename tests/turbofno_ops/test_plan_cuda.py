@@ -15,6 +15,7 @@ from tests.thorough import tried
 from tests.turbofno_ops.fourier_truth import relative_l2
 from tests.turbofno_ops.on_gpu import needs_kernels, poison
 from tests.turbofno_ops.random_fno import (
+    amplification,
     draw_architecture,
     draw_normalization,
     draw_size,
@@ -64,6 +65,18 @@ def compiled(
     )
 
 
+def limits(module: FNO, x: torch.Tensor, expected: torch.Tensor) -> dict[str, float]:
+    """Return the limits for a random network, which is moved to the GPU."""
+    # low precision rounds parameters; a few networks nearly cancel what they multiply
+    amplified = amplification(module, x, expected) / 3
+    # the error of PyTorch shows what float32 loses, as in a small field on a large mean
+    own = relative_l2(module.cuda()(x.cuda()).cpu(), expected) / 5e-7
+    return {
+        precision: limit * max(1.0, own, 0.0 if precision == "fp32" else amplified)
+        for precision, limit in LIMITS.items()
+    }
+
+
 def kept(chain: CompiledFNO) -> list[tuple[int, tuple[int, ...]]]:
     """Return buckets and grids of its graphs, least recently used first."""
     return [key for _, key in chain._graphs._kept]
@@ -81,14 +94,12 @@ def test_random_networks_equal_float64(draw: int) -> None:
     module = network(arch, draw_normalization(rng, arch))
     x = field(module, rng.choice([1, 2, 3, 5, 8, 11]), draw_size(rng, arch))
     expected = truth(module, x)
-    # the error of PyTorch in float32 shows how much the network amplifies rounding
-    own = relative_l2(module.cuda()(x.cuda()).cpu(), expected)
-    for precision, limit in LIMITS.items():
+    for precision, limit in limits(module, x, expected).items():
         poison()
         result = compiled(module, precision)(x.cuda())
         assert result.dtype == torch.float32
         error = relative_l2(result.cpu(), expected)
-        assert error < limit * max(1.0, own / 5e-7), (arch, precision)
+        assert error < limit, (arch, precision)
 
 
 @pytest.mark.parametrize("draw", range(tried(15, 60)))
@@ -110,11 +121,10 @@ def test_imported_networks_are_chains_on_any_grid(draw: int) -> None:
         assert "does not hold" in refused
         return
     expected = truth(module, x)
-    own = relative_l2(module.cuda()(x.cuda()).cpu(), expected)
-    for precision, limit in LIMITS.items():
+    for precision, limit in limits(module, x, expected).items():
         poison()
         error = relative_l2(compiled(module, precision)(x.cuda()).cpu(), expected)
-        assert error < limit * max(1.0, own / 5e-7), (arch, size, precision)
+        assert error < limit, (arch, size, precision)
 
 
 @pytest.mark.parametrize("draw", range(tried(10, 40)))
@@ -123,12 +133,11 @@ def test_imported_networks_run_at_every_precision(draw: int) -> None:
     module = network(draw_canonical(rng))
     x = field(module, 2, tuple(max(2 * k, 12) + rng.randint(0, 9) for k in module.arch.modes))
     expected = truth(module, x)
-    own = relative_l2(module.cuda()(x.cuda()).cpu(), expected)
-    for precision, limit in LIMITS.items():
+    for precision, limit in limits(module, x, expected).items():
         result = module.compute_in(precision)(x.cuda())
         assert result.dtype == torch.float32
         error = relative_l2(result.cpu(), expected)
-        assert error < limit * max(1.0, own / 5e-7), (module.arch, precision)
+        assert error < limit, (module.arch, precision)
 
 
 @pytest.mark.parametrize("outputs", [1, 4, 5, 16])
