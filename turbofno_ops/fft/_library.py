@@ -5,10 +5,20 @@ One op has all transforms: the adjoint of a transform is another one. The backen
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._C import (
+    DispatchKey,
+    DispatchKeySet,
+    _dispatch_keys,
+    _dispatch_tls_local_include_set,
+    _len_torch_function_stack,
+)
+from torch._C._profiler import _RecordFunctionFast
 from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
 from torch.library import Library
@@ -28,8 +38,27 @@ _library.define(
 )
 
 
+_ORDINARY = (
+    DispatchKey.CPU,
+    DispatchKey.CUDA,
+    DispatchKey.AutogradCPU,
+    DispatchKey.AutogradCUDA,
+    DispatchKey.AutocastCPU,
+    DispatchKey.AutocastCUDA,
+    DispatchKey.ADInplaceOrView,
+    DispatchKey.BackendSelect,
+)
+_OTHERS = ~functools.reduce(operator.or_, (DispatchKeySet(of).raw_repr() for of in _ORDINARY))
+
+
 def call(x: torch.Tensor, transform: Transform, backend: str) -> torch.Tensor:
-    """Call the registered op."""
+    """Call the registered op, or its implementation alone where PyTorch's dispatcher has nothing to add.
+
+    A small field takes less time than the dispatcher. Kernels that others register for the op are not looked for then.
+    """
+    if not torch.compiler.is_compiling() and _is_plain(x):
+        with _RecordFunctionFast(_NAME):
+            return _computed(x, transform, backend)
     axes = transform.axes
     return _apply(
         x,
@@ -42,6 +71,18 @@ def call(x: torch.Tensor, transform: Transform, backend: str) -> torch.Tensor:
         [axis.out_tail for axis in axes],
         transform.scaling,
         backend,
+    )
+
+
+def _is_plain(x: torch.Tensor) -> bool:
+    """True for values in memory of a CPU or a GPU, if no mode, transform of functions, tracer or gradient takes part."""
+    keys = _dispatch_keys(x).raw_repr() | _dispatch_tls_local_include_set().raw_repr()
+    return (
+        type(x) is torch.Tensor
+        and not keys & _OTHERS
+        and not (x.requires_grad and torch.is_grad_enabled())
+        and forward_ad._current_level < 0
+        and _len_torch_function_stack() == 0
     )
 
 
@@ -81,7 +122,10 @@ def _described(
 
 def _run(x: torch.Tensor, *arguments: Any) -> torch.Tensor:
     *description, backend = arguments
-    transform = _described(x.shape, *description)
+    return _computed(x, _described(x.shape, *description), backend)
+
+
+def _computed(x: torch.Tensor, transform: Transform, backend: str) -> torch.Tensor:
     if x.numel() == 0:
         return new_result(x, transform)
     x = x.resolve_conj().resolve_neg()

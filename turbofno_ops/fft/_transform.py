@@ -133,9 +133,11 @@ def memory_order(x: torch.Tensor) -> list[int]:
 
 def new_result(x: torch.Tensor, transform: Transform) -> torch.Tensor:
     """Return an empty tensor for the result, with the dimensions of x in the same order of memory."""
-    shape, order = transform.shape(x.shape), memory_order(x)
-    empty = x.new_empty([shape[dim] for dim in order], dtype=transform.dtype(x.dtype))
-    return permuted_back(empty, order)
+    shape, dtype = transform.shape(x.shape), transform.dtype(x.dtype)
+    if x.is_contiguous():
+        return x.new_empty(shape, dtype=dtype)
+    order = memory_order(x)
+    return permuted_back(x.new_empty([shape[dim] for dim in order], dtype=dtype), order)
 
 
 def permuted_back(x: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
