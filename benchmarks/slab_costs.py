@@ -91,8 +91,11 @@ class Fft:
         pieces = max(1, min(_MOST_PIECES, 8 * self.points**3 // cards // _PIECE_BYTES))
         late = LATE_SHARE if pieces > 1 else 0.0
         computed, sent = 2 * transform / pieces, (1 - late) * exchange / pieces
-        # the first piece is transformed before the exchange, the last one travels alone
-        ahead = computed + (pieces - 1) * max(computed, sent) + sent
+        # once other processes' columns are packed, by the second of two passes, a piece travels beside the rest of it
+        beside = computed / 2 * (1 / cards + late * (1 - 1 / cards))
+        ahead = max(
+            pieces * computed, computed - beside + (pieces - 1) * max(computed, sent) + sent
+        )
         after = max((1 - late) * transform, late * exchange) + late * transform
         return computing, ahead + after - computing + 2 * (pieces + (late > 0)) * over.latency
 

@@ -35,9 +35,9 @@ class CopyEngines:
 
     def tensors(self, shapes: Sequence[Sequence[Size]], dtype: torch.dtype) -> list[torch.Tensor]:
         """Return this process's tensors, once all processes have used what they got before; `shapes` are those of each process."""
-        current = torch.cuda.current_stream(self._device)
-        current.wait_event(self._used)
-        self._copies.wait_stream(current)
+        # not for all of the current stream: a transform may have begun
+        torch.cuda.current_stream(self._device).wait_event(self._used)
+        self._copies.wait_event(self._used)
         with torch.cuda.stream(self._copies):
             self._memory.barrier()
         self._tensors = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import pairwise
 from typing import Protocol
 
@@ -21,8 +21,8 @@ LATE_SHARE = 1 / 4
 ROW_AXIS = 2
 """Axis of the rows in [batch, channels, *grid]."""
 
-Targets = Sequence[tuple[Rows, torch.Tensor]]
-"""Columns, and the view that they are written to."""
+Pack = Callable[[Rows, torch.Tensor], None]
+"""Writes columns to a view."""
 
 
 class _Arrival(Protocol):
@@ -85,12 +85,14 @@ def recut(slab: Slab, x: torch.Tensor, *, cut: int, to: int, points: int) -> tor
         The tensor, with axis `cut` outermost in memory.
     """
 
-    def copy(piece: torch.Tensor, targets: Targets) -> None:
-        for columns, packed in targets:
+    def copied(piece: torch.Tensor) -> Pack:
+        def pack(columns: Rows, packed: torch.Tensor) -> None:
             packed.copy_(columns.of(piece, to))
 
+        return pack
+
     ((_, whole),) = exchanged(
-        slab, x, cut=cut, to=to, points=points, shape=x.shape, dtype=x.dtype, pack=copy
+        slab, x, cut=cut, to=to, points=points, shape=x.shape, dtype=x.dtype, begin=copied
     )
     return whole
 
@@ -104,14 +106,15 @@ def exchanged(
     points: int,
     shape: Sequence[int],
     dtype: torch.dtype,
-    pack: Callable[[torch.Tensor, Targets], None],
+    begin: Callable[[torch.Tensor], Pack],
     pieces: int = 1,
     late: bool = False,
     kept: bool = True,
-) -> Iterator[tuple[int, torch.Tensor]]:
+) -> Generator[tuple[int, torch.Tensor]]:
     """Exchange a function of a tensor as `recut` does, and yield parts of the result as they arrive.
 
-    Pieces of `cut` are exchanged one after the other, each while the next one is packed.
+    Pieces of `cut` are exchanged one after the other. While one travels, this process packs its own and the late columns of it,
+    and begins the next one.
 
     Args:
         slab: The processes.
@@ -121,18 +124,27 @@ def exchanged(
         points: As in `recut`.
         shape: Shape of the function of x.
         dtype: Its dtype.
-        pack: Writes the function of a piece of x, of the elements along `cut` each by itself, to views: of the columns `to`
-            of each process.
+        begin: Begins the function of a piece of x, of the elements along `cut` each by itself, and returns what packs columns
+            `to` of it.
         pieces: As many exchanges; the same number on all processes.
         late: True to exchange a share of the columns after the pieces, and yield the others before it has arrived.
         kept: False if the parts are not used any more when the iterator ends. Then they may lie in memory that the next
             exchange uses again.
 
     Yields:
-        The first column of a part, counted from this process's first one, and the part: axis `cut` is outermost in memory.
+        The first column of a part, counted from this process's first one, and the part: axis `cut` is outermost in memory. The
+        iterator must be closed if not all are taken.
     """
     rows, rank = slab.all_rows(points), slab.rank
-    columns = [_parts(of, late) for of in slab.all_rows(shape[to])]
+    own, columns = rows[rank], [_parts(of, late) for of in slab.all_rows(shape[to])]
+
+    def begun(number: int) -> Pack | None:
+        span = _piece(own, number, pieces)
+        piece = x.narrow(cut, span.start - own.first, len(span))
+        return begin(piece) if piece.numel() else None
+
+    # so that a GPU computes while the host prepares the exchange
+    pack = begun(0)
 
     def sizes(count: int, width: int) -> Size:
         whole = list(shape)
@@ -157,31 +169,37 @@ def exchanged(
             for peer, parts in enumerate(columns)
         ]
 
-    own = rows[rank]
     late_sends = new_sends(1, range(own.first, own.stop)) if late else []
-
-    def begin(number: int) -> _Exchange:
-        spans = [_piece(of, number, pieces) for of in rows]
-        first, count = spans[rank].start - own.first, len(spans[rank])
-        sends = new_sends(0, spans[rank])
-        packed = sends, [of[first : first + count] for of in late_sends]
-        targets = [
-            (part, packed[which][peer].movedim(0, cut))
-            for peer, parts in enumerate(columns)
-            for which, part in enumerate(parts)
-            if packed[which][peer].numel()
-        ]
-        if targets:
-            pack(x.narrow(cut, first, count), targets)
-        return transport.swap(0, sends, spans), sends
-
     under_way: deque[_Exchange] = deque()
+
+    def send(number: int, pack_piece: Pack | None) -> None:
+        spans = [_piece(of, number, pieces) for of in rows]
+        sends = new_sends(0, spans[rank])
+        first, stop = spans[rank].start - own.first, spans[rank].stop - own.first
+        packed = sends, [of[first:stop] for of in late_sends]
+
+        def write(which: int, peer: int) -> None:
+            view = packed[which][peer].movedim(0, cut)
+            if pack_piece is not None and view.numel():
+                pack_piece(columns[peer][which], view)
+
+        for peer in range(slab.count):
+            if peer != rank:
+                write(0, peer)
+        under_way.append((transport.swap(0, sends, spans), sends))
+        # no other process waits for these yet
+        write(0, rank)
+        for peer in range(slab.count if late else 0):
+            write(1, peer)
+
     try:
         for number in range(pieces):
             # from here on the stream waits for older pieces, and their memory is free again
             while len(under_way) >= _IN_FLIGHT:
                 _finish(under_way.popleft())
-            under_way.append(begin(number))
+            send(number, pack)
+            pack = None  # lets its memory go before the next one begins
+            pack = begun(number + 1) if number + 1 < pieces else None
         if late:
             spans = [range(of.first, of.stop) for of in rows]
             under_way.append((transport.swap(1, late_sends, spans), late_sends))
@@ -195,9 +213,11 @@ def exchanged(
             first += part.count
     finally:
         # what is under way uses memory, also after an error
-        while under_way:
-            _finish(under_way.popleft())
-        transport.end()
+        try:
+            while under_way:
+                _finish(under_way.popleft())
+        finally:
+            transport.end()
 
 
 def _parts(columns: Rows, late: bool) -> list[Rows]:

@@ -50,6 +50,8 @@ from turbofno_ops import (
     _native,
     distributed,
 )
+from turbofno_ops._exchange import Pack
+from turbofno_ops._modes import Rows
 from turbofno_ops.distributed import _passes, fft, slab_rows
 from turbofno_ops.distributed import network as slab_network
 from turbofno_ops.fft import _kernels
@@ -323,31 +325,50 @@ def ffts_after_one_that_failed() -> None:
     """An error midway, on all processes, leaves nothing behind that the next transform takes for its own."""
     size = (48, 24, 16)
     x = torch.randn(size, dtype=torch.complex128)
-    for call in (1, 2, 4, 7, 9):
+    # pieces, before the exchange: two of three axes. Parts, after it: the last axis, while late columns are under way
+    for axes, step, call in (
+        *((2, "begin", call) for call in (1, 2, 3, 8)),
+        *((2, "pack", call) for call in (1, 2, 5, 2 * dist.get_world_size() + 1)),
+        *((1, step, call) for step in ("begin", "pack") for call in (1, 4)),
+    ):
         with small_pieces():
-            with fails_at(call), raises(RuntimeError, "made to fail"):
+            with (
+                fails_at(axes, step, call),
+                raises(RuntimeError, "made to fail") as failed,
+            ):
                 distributed.fftn(given(2 * x, 0), size, output_order="transposed")
             found = distributed.fftn(given(x, 0), size, output_order="transposed")
-        compare(found, torch.fft.fftn(x), 1, LIMIT, call)
+        # until here the error keeps what it refers to
+        del failed
+        compare(found, torch.fft.fftn(x), 1, LIMIT, (axes, step, call))
 
 
 @contextmanager
-def fails_at(call: int) -> Iterator[None]:
-    """Let the transforms of pieces and parts fail from such a call on."""
+def fails_at(axes: int, step: str, call: int) -> Iterator[None]:
+    """Let one call fail: that begins, or packs columns of, the transform of a piece or part along so many axes."""
     calls = itertools.count(1)
 
-    def writer_of(x: torch.Tensor, transform: Transform) -> _passes.Write:
-        write = _passes.writer_of(x, transform)
+    def checked(of: Transform, this: str) -> None:
+        if (len(of.axes), this) == (axes, step) and next(calls) == call:
+            raise RuntimeError("made to fail")
 
-        def write_or_fail(*arguments: Any) -> None:
-            if next(calls) >= call:
-                raise RuntimeError("made to fail")
-            write(*arguments)
+    def passes_of(x: torch.Tensor, transform: Transform) -> _passes.Begin:
+        begin = _passes.passes_of(x, transform)
 
-        return write_or_fail
+        def begin_or_fail(of: Transform, x: torch.Tensor, to: int) -> Pack:
+            checked(of, "begin")
+            pack = begin(of, x, to)
+
+            def pack_or_fail(columns: Rows, out: torch.Tensor) -> None:
+                checked(of, "pack")
+                pack(columns, out)
+
+            return pack_or_fail
+
+        return begin_or_fail
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fft, "writer_of", writer_of)
+        patch.setattr(fft, "passes_of", passes_of)
         yield
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import closing
 
 import torch
 
@@ -11,7 +12,7 @@ from turbofno_ops._exchange import exchanged
 from turbofno_ops._modes import Rows
 from turbofno_ops._slab import Slab
 from turbofno_ops.description import Size
-from turbofno_ops.distributed._passes import Write, writer_of
+from turbofno_ops.distributed._passes import Begin, passes_of
 from turbofno_ops.distributed.slabs import Group, check_device, check_slab, slab_of
 from turbofno_ops.fft._arguments import SCALING_OF
 from turbofno_ops.fft._transform import Axis, Transform
@@ -210,7 +211,7 @@ def _transformed(
         if points > 1 or (at == len(grid) - 1 and kind != "complex")
     )
     transform = Transform(kind, inverse, axes, SCALING_OF[norm][inverse])
-    write = writer_of(x, transform)
+    begin = passes_of(x, transform)
     *stages, last = [
         transform.along([front + axis for axis in stage])
         for stage in _stages(kind, len(grid), cut, wanted)
@@ -219,7 +220,7 @@ def _transformed(
     whole = [*x.shape[:front], *lengths]
     for here, there in zip(stages, [*[nothing] * (len(stages) - 1), last], strict=True):
         at, to = front + cut, front + 1 - cut
-        x = _exchanged(slab, write, x, cut=at, to=to, points=whole[at], here=here, there=there)
+        x = _exchanged(slab, begin, x, cut=at, to=to, points=whole[at], here=here, there=there)
         whole, cut = here.shape(whole), 1 - cut
     return x
 
@@ -274,7 +275,7 @@ def _stages(kind: str, count: int, cut: int, wanted: int) -> list[list[int]]:
 
 def _exchanged(
     slab: Slab,
-    write: Write,
+    begin: Begin,
     x: torch.Tensor,
     *,
     cut: int,
@@ -294,7 +295,7 @@ def _exchanged(
         points=points,
         shape=shape,
         dtype=dtype,
-        pack=lambda piece, targets: write(here, piece, targets, to),
+        begin=lambda piece: begin(here, piece, to),
         pieces=pieces,
         late=pieces > 1 and len(there.axes) > 0,
         kept=not there.axes,
@@ -306,11 +307,12 @@ def _exchanged(
     own[cut], own[to] = points, slab.rows(shape[to]).count
     result = x.new_empty(there.shape(own), dtype=there.dtype(dtype))
     most = max(1, -(-own[to] // _LAST_PARTS))
-    for first, columns in arrived:
-        outs = result.narrow(to, first, columns.shape[to]).split(most, to)
-        for given, out in zip(columns.split(most, to), outs, strict=True):
-            if given.numel():
-                write(there, given, [(Rows.whole(given.shape[to]), out)], to)
+    with closing(arrived):
+        for first, columns in arrived:
+            outs = result.narrow(to, first, columns.shape[to]).split(most, to)
+            for given, out in zip(columns.split(most, to), outs, strict=True):
+                if given.numel():
+                    begin(there, given, to)(Rows.whole(given.shape[to]), out)
     return result
 
 
