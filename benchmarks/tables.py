@@ -372,6 +372,7 @@ def gpu_fft(rows: list[Row]) -> list[str]:
             None if row["speed-up"] is None else times(row["speed-up"]),
             *(row.get(key) for key in of_kernels.values()),
             *([row.get("tcFFT floors")] if tcfft else []),
+            *(row["call us"], row["torch call us"]),
             *(row["relative L2 error"], row["torch error"]),
         ]
         for row in rows
@@ -390,10 +391,11 @@ def gpu_fft(rows: list[Row]) -> list[str]:
             [
                 *("transform", "floor, ms", "ours", "torch.fft", "speed-up", *of_kernels),
                 *(["tcFFT"] if tcfft else []),
-                *("error", "error of torch.fft"),
+                *("call, us", "call of torch.fft, us", "error", "error of torch.fft"),
             ],
             table,
         ),
+        "Calls: how long the host takes for a call of two lines or planes. In a CUDA graph it has nothing to do.",
         "Errors: relative L2, against float64. cuFFT in float16 takes powers of two only. tcFFT, the published half-precision FFT on",
         "tensor cores, is its authors' program, without the digit reversal of its input, which the host does."
         if tcfft

@@ -2,17 +2,19 @@
 
 A floor is the time to read what is given and to write what is kept once, at the bandwidth of a copy on the same card. Both
 sides run as CUDA graphs on inputs that are not in the cache, and are checked against float64 on the CPU, on the inputs that
-they are timed on. Each of our kernels that supports a transform is timed.
+they are timed on. Each of our kernels that supports a transform is timed, and the host's time for a call of two lines or planes.
 """
 
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 from unittest.mock import patch
 
@@ -49,6 +51,7 @@ RULED_PLANES = ((16, 16), (32, 32), (48, 48), (96, 96), (100, 100), (121, 121), 
 """Sizes that say which planes are transformed at once."""
 HALF_LINES = tuple(2**k for k in range(8, 18))
 HALF_PLANES = ((256, 256), (512, 256))
+_CALLS = 100  # in a row, without waiting for the GPU
 LARGEST_ERROR = {"fp32": 2e-6, "fp16": 3e-3}
 _EACH = (HALF, WHOLE_PLANES, *KERNELS)
 
@@ -232,6 +235,19 @@ def _each_kernel(
             yield kernel, in_graph(call, [x])
 
 
+def _host_us(call: Call, x: torch.Tensor) -> float:
+    """Microseconds that the host takes for a call: the median of several rows of calls."""
+    taken = []
+    for _ in range(7):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(_CALLS):
+            call(x)
+        taken.append((time.perf_counter() - began) / _CALLS)
+    torch.cuda.synchronize()
+    return 1e6 * median(taken)
+
+
 def measure(
     case: Case, bandwidth: float, *, seconds: float, quick: bool, tcfft: Path | None
 ) -> Iterator[dict[str, object]]:
@@ -258,6 +274,12 @@ def measure(
         runs["auto"] = in_graph(own, [x])
         runs.update(_each_kernel(case, x, truth))
         times = dict(zip(runs, milliseconds(list(runs.values()), seconds=seconds), strict=True))
+        few = x[:2].clone()
+        calls = {
+            name: _host_us(of, few)
+            for name, of in (("auto", own), ("torch", other))
+            if name in runs
+        }
     peer = times.get("torch")
     row: dict[str, object] = {
         "transform": case.label,
@@ -269,6 +291,8 @@ def measure(
         "speed-up": None if peer is None else peer / times["auto"],
         "relative L2 error": error,
         "torch error": torch_error,
+        "call us": calls["auto"],
+        "torch call us": calls.get("torch"),
     }
     row |= {f"{kernel} floors": times[kernel] / floor for kernel in _EACH if kernel in times}
     if tcfft is not None and case.precision == "fp16":

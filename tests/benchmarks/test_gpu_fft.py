@@ -44,11 +44,13 @@ def test_both_sides_compute_the_same(case: Case, monkeypatch: pytest.MonkeyPatch
 def test_the_table_has_floors_and_errors() -> None:
     row = {
         "transform": "rfft 61 fp32", "backend": "kernels", "ms": 0.3, "floor ms": 0.2, "floors": 1.5, "torch floors": 9.0,
-        "speed-up": 6.0, "relative L2 error": 2e-7, "torch error": 3e-7, "dense_dft floors": 1.5, **WHERE,
+        "speed-up": 6.0, "relative L2 error": 2e-7, "torch error": 3e-7, "dense_dft floors": 1.5, "call us": 45.0,
+        "torch call us": 12.0, **WHERE,
     }  # fmt: skip
-    missing = {"torch floors": None, "speed-up": None, "torch error": None, "backend": "torch"}
+    missing = dict.fromkeys(("torch floors", "speed-up", "torch error", "torch call us"))
+    missing["backend"] = "torch"
     page = "\n".join(gpu_fft([row, {**row, **missing, "transform": "rfft 61 fp16"}]))
-    assert "| rfft 61 fp32 | 0.2 | 1.5 | 9 | 6x |" in page
+    assert "| rfft 61 fp32 | 0.2 | 1.5 | 9 | 6x |  |  |  | 1.5 | 45 | 12 | 2.0e-07 |" in page
     assert "Through torch.fft run: rfft 61 fp16." in page
     assert "not measured here" in page
     page = "\n".join(gpu_fft([row, {**row, "transform": "fft 256 fp16", "tcFFT floors": 2.5}]))
