@@ -460,7 +460,7 @@ def main() -> None:
         where = asdict(machine(given.commit))
         rows = [{**where, **row} for row in rows]
         rows = _with_efficiency(rows + _others(rows))
-        print(f"\nwritten to {save('distributed', rows)}")
+        print(f"\nwritten to {save('distributed', rows, named=given.commit)}")
     else:
         rows = _with_efficiency(rows)
     columns = list(dict.fromkeys(key for row in rows for key in row))

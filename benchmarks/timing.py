@@ -66,10 +66,13 @@ def commit() -> str:
     return described.stdout.strip() or "unknown"
 
 
-def environment() -> dict[str, object]:
-    """Commit, processor, threads, versions and time, for the first line of a result file."""
+def environment(named: str | None = None) -> dict[str, object]:
+    """Commit, processor, threads, versions and time, for the first line of a result file.
+
+    `named` is the commit of a tree that is no git checkout of it.
+    """
     return {
-        "commit": commit(),
+        "commit": named or commit(),
         "processor": processor(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -78,11 +81,11 @@ def environment() -> dict[str, object]:
     }
 
 
-def save(name: str, rows: list[dict[str, Any]]) -> Path:
-    """Write results/NAME.jsonl: a line with the environment, then a line for each row."""
+def save(name: str, rows: list[dict[str, Any]], *, named: str | None = None) -> Path:
+    """Write results/NAME.jsonl: a line with the environment, then a line for each row. `named` as in `environment`."""
     RESULTS.mkdir(exist_ok=True)
     file = RESULTS / f"{name}.jsonl"
-    lines = [json.dumps(environment()), *(json.dumps(row) for row in rows)]
+    lines = [json.dumps(environment(named)), *(json.dumps(row) for row in rows)]
     file.write_text("\n".join(lines) + "\n")
     return file
 
