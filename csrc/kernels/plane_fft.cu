@@ -183,8 +183,12 @@ template <typename Height, typename Width> PlaneKernel plane_kernel(const PlaneP
 PlaneKernel plane_kernel_for(const PlanePlan &p) {
     switch (p.height.size == p.width.size ? p.height.size : 0) {
     case 32: return plane_kernel<FixedRadices<8, 4>, FixedRadices<8, 4>>(p);
+    case 48: return plane_kernel<FixedRadices<16, 3>, FixedRadices<16, 3>>(p);
     case 64: return plane_kernel<FixedRadices<8, 8>, FixedRadices<8, 8>>(p);
     case 85: return plane_kernel<FixedRadices<17, 5>, FixedRadices<17, 5>>(p);
+    case 96: return plane_kernel<FixedRadices<8, 12>, FixedRadices<8, 12>>(p);
+    case 100: return plane_kernel<FixedRadices<10, 10>, FixedRadices<10, 10>>(p);
+    case 121: return plane_kernel<FixedRadices<11, 11>, FixedRadices<11, 11>>(p);
     case 128: return plane_kernel<FixedRadices<16, 8>, FixedRadices<16, 8>>(p);
     default: {
         using Any = AnyRadices<kMaxRadix, kMaxPlaneThreads, kPlaneBlocks>;

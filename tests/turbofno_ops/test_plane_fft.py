@@ -25,7 +25,10 @@ from turbofno_ops.fft._tables import mixed_radix_table
 
 KINDS = (COMPLEX, REAL_TO_COMPLEX, COMPLEX_TO_REAL)
 SIZES = [2, 3, 4, 5, 6, 7, 9, 12, 13, 16, 17, 22, 30, 32, 34, 60, 64, 65, 85, 100, 121, 128]
-PLANES = [(32, 32), (64, 64), (85, 85), (128, 128), (128, 64), (64, 85), (85, 64), (17, 4), (2, 2), (3, 289)]  # fmt: skip
+PLANES = [
+    *((side, side) for side in (32, 48, 64, 85, 96, 100, 121, 128)),
+    *((128, 64), (64, 85), (85, 64), (17, 4), (2, 2), (3, 289)),
+]
 
 
 @dataclass
@@ -138,7 +141,7 @@ def test_whole_planes(library: ctypes.CDLL, size: tuple[int, int], kind: int) ->
         check(library, Case(*size, kind, inverse))
 
 
-@pytest.mark.parametrize("size", [(64, 64), (85, 85), (128, 128)], ids=str)
+@pytest.mark.parametrize("size", [(48, 48), (64, 64), (85, 85), (100, 100), (128, 128)], ids=str)
 def test_truncated_planes(library: ctypes.CDLL, size: tuple[int, int]) -> None:
     modes = ((11, 10), (11, 0))
     check(library, Case(*size, REAL_TO_COMPLEX, kept=modes))

@@ -36,7 +36,7 @@ _LARGEST_DENSE_INVERSE, _LARGEST_ODD_DENSE_INVERSE = 420, 640
 _LEAST_SIDE, _LARGEST_PLANE = 16, 2**14
 """Points of an axis and of a plane that are transformed at once: larger planes leave a multiprocessor few blocks."""
 _KNOWN_SIDES = frozenset({32, 64, 85, 128})
-"""Of the squares whose digits the kernel of planes knows when it is compiled; if much is cut off, only these are faster."""
+"""Squares that are faster at once also if much is cut off: of those whose digits the kernel knows when it is compiled."""
 _REAL_POWERS_OF_TWO = (32, 512)
 _REAL_SIZES = (40, _LARGEST_DENSE)
 """First and last sizes of real lines for which the kernels are faster than torch.fft."""
