@@ -329,12 +329,12 @@ __device__ __forceinline__ void write_spectra(const SpectraLayout<CHANNELS_LAST>
 // channels as rows. The row's sums stay in registers: in each block of 64 rows, lane (g, t) has the modes 4n + t of two of the 16
 // rows from 16 rank on, those of column g of both fragments (channel_of). Of 32 channels, split, the low parts are the rows behind
 // the high ones.
-template <typename P, int FRAGMENTS> struct WgmmaSums {
+template <typename P, int FRAGMENTS, int COLUMNS> struct WgmmaSums {
     static constexpr bool kStacked = FRAGMENTS < 8; // low parts as rows
-    static constexpr int kBlocks = kStacked ? 1 : FRAGMENTS / 8, kColumns = kWgmmaColumns;
+    static constexpr int kBlocks = kStacked ? 1 : FRAGMENTS / 8;
     static constexpr int kPitch = (kStacked ? 2 : 1) * FRAGMENTS * kMatrixBytes; // of 8 staged points
     static constexpr int kPlane = (kStacked ? 1 : 8) * FRAGMENTS * kMatrixBytes; // of staged values: high or low parts
-    float sums[kBlocks][kColumns][4];
+    float sums[kBlocks][COLUMNS][4];
 
     __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -378,38 +378,45 @@ template <typename P, int FRAGMENTS> struct WgmmaSums {
     __device__ __forceinline__ void add(const uint4 *staging, const uint4 *table, int first_tile, float inv_scale,
                                         const SegmentPhases &phases, const WarpGroupContext &group) {
         static_assert(P::kSplit || !kStacked);
-        constexpr int kTile = P::kPlanes * 2 * kColumns * kMatrixBytes;
+        constexpr int kTile = P::kPlanes * 2 * COLUMNS * kMatrixBytes;
         const unsigned matrices = shared_address(staging + 1);
         fence_proxy_async();
         group.sync();
         const unsigned a = descriptor_low(matrices, kPitch);
-        const unsigned b = descriptor_low(shared_address(table) + first_tile * kTile, kColumns * kMatrixBytes);
-        constexpr unsigned kLowA = kPlane / 16, kLowB = 2 * kColumns * kMatrixWords;
+        const unsigned b = descriptor_low(shared_address(table) + first_tile * kTile, COLUMNS * kMatrixBytes);
+        constexpr unsigned kLowA = kPlane / 16, kLowB = 2 * COLUMNS * kMatrixWords;
         constexpr unsigned kNextA = 2 * kPitch / 16, kNextB = kTile / 16;
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
             const unsigned rows = a + block * (8 * kMatrixWords);
-            float part[kColumns][4];
-            wgmma_fence();
-            if constexpr (P::kSplit && !kStacked) {
 #pragma unroll
-                for (int i = 0; i < kWarpgroupWarps; ++i) wgmma<P>(part, rows + kLowA + i * kNextA, b + i * kNextB, i > 0);
-            }
-            if constexpr (P::kSplit) {
+            for (int first = 0; first < COLUMNS; first += kWgmmaColumns) { // all at once would take registers
+                const unsigned these = b + first * kMatrixWords;
+                float part[kWgmmaColumns][4];
+                wgmma_fence();
+                if constexpr (P::kSplit && !kStacked) {
 #pragma unroll
-                for (int i = 0; i < kWarpgroupWarps; ++i) wgmma<P>(part, rows + i * kNextA, b + kLowB + i * kNextB, !kStacked || i > 0);
-            }
+                    for (int i = 0; i < kWarpgroupWarps; ++i) wgmma<P>(part, rows + kLowA + i * kNextA, these + i * kNextB, i > 0);
+                }
+                if constexpr (P::kSplit) {
 #pragma unroll
-            for (int i = 0; i < kWarpgroupWarps; ++i) wgmma<P>(part, rows + i * kNextA, b + i * kNextB, P::kSplit || i > 0);
-            wgmma_commit_and_wait(part);
-            if (FRAGMENTS <= kSegmentedFragments && phases.phases != nullptr) { // one branch, or the compiler divides always
+                    for (int i = 0; i < kWarpgroupWarps; ++i) {
+                        wgmma<P>(part, rows + i * kNextA, these + kLowB + i * kNextB, !kStacked || i > 0);
+                    }
+                }
 #pragma unroll
-                for (int n = 0; n < kColumns; ++n) phases.divide(part[n], n, group.lane);
-            }
+                for (int i = 0; i < kWarpgroupWarps; ++i) wgmma<P>(part, rows + i * kNextA, these + i * kNextB, P::kSplit || i > 0);
+                wgmma_commit_and_wait(part);
+                if (FRAGMENTS <= kSegmentedFragments && phases.phases != nullptr) { // one branch, or the compiler divides always
 #pragma unroll
-            for (int n = 0; n < kColumns; ++n) {
+                    for (int n = 0; n < kWgmmaColumns; ++n) phases.divide(part[n], first + n, group.lane);
+                }
 #pragma unroll
-                for (int e = 0; e < 4; ++e) sums[block][n][e] = fmaf(part[n][e], inv_scale, sums[block][n][e]);
+                for (int n = 0; n < kWgmmaColumns; ++n) {
+                    float(&sum)[4] = sums[block][first + n];
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) sum[e] = fmaf(part[n][e], inv_scale, sum[e]);
+                }
             }
         }
     }
@@ -425,7 +432,7 @@ template <typename P, int FRAGMENTS> struct WgmmaSums {
 #pragma unroll
         for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
-            for (int n = 0; n < kColumns; ++n) {
+            for (int n = 0; n < COLUMNS; ++n) {
                 if (kStacked && n / kGiven != group.rank / 2) continue;
                 const float(&v)[4] = sums[block][n];
                 write(4 * n, 64 * block, {v[0], v[1]}, {v[2], v[3]});
@@ -434,7 +441,7 @@ template <typename P, int FRAGMENTS> struct WgmmaSums {
     }
 
 private:
-    static constexpr int kGiven = kColumns / 2; // columns that a warp gives to the one which has the other rows of its channels
+    static constexpr int kGiven = COLUMNS / 2; // columns that a warp gives to the one which has the other rows of its channels
 
     // The warps of the high rows get the sums of the first columns, those of the low rows the others.
     __device__ __forceinline__ void add_low_rows(uint4 *staging, const WarpGroupContext &group) {
@@ -442,13 +449,13 @@ private:
         const bool low = group.rank / 2;
         group.sync(); // the staged values have been read
 #pragma unroll
-        for (int n = 0; n < kColumns; ++n) {
+        for (int n = 0; n < COLUMNS; ++n) {
             const float(&v)[4] = sums[0][n];
             if ((n / kGiven == 0) == low) exchanged[(kGiven * group.rank + n % kGiven) * kLanes + group.lane] = {v[0], v[1], v[2], v[3]};
         }
         group.sync();
 #pragma unroll
-        for (int n = 0; n < kColumns; ++n) {
+        for (int n = 0; n < COLUMNS; ++n) {
             if ((n / kGiven == 0) == low) continue;
             const float4 more = exchanged[(kGiven * (group.rank ^ 2) + n % kGiven) * kLanes + group.lane];
             float(&v)[4] = sums[0][n];
@@ -458,9 +465,9 @@ private:
 };
 
 // Copies an analysis table to shared memory in the layout that WgmmaSums reads. Tiles and columns that it lacks become zeros.
-template <typename P>
+template <typename P, int COLUMNS>
 __device__ void copy_analysis(uint4 *to, const void *table, int tiles, int columns) {
-    constexpr int kPairs = kWgmmaColumns / 2, kOfPair = P::kPlanes * kLanes;
+    constexpr int kPairs = COLUMNS / 2, kOfPair = P::kPlanes * kLanes;
     const int pairs = ceil_div(columns, 2), all = round_up(tiles, kWarpgroupWarps);
     for (int i = threadIdx.x; i < all * kPairs * kOfPair; i += blockDim.x) {
         const int tile = i / (kPairs * kOfPair), rest = i - tile * (kPairs * kOfPair), pair = rest / kOfPair;

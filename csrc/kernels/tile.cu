@@ -13,6 +13,7 @@ namespace {
 constexpr int64_t kMostStreamed = int64_t(192) << 20;
 
 TileKernel kernel_of(const TileArguments &a) {
+    if (a.plan.columns > kWgmmaColumns) return tile_many_modes(a);
     switch (a.tile.precision) {
     case TURBOFNO_TF32: return tile_tf32(a);
     case TURBOFNO_BF16: return tile_bf16(a);
@@ -37,7 +38,8 @@ extern "C" turbofno_status turbofno_tile_program(const turbofno_tile *tile, cons
     // other kernels stage spectra while y may be staged in the same place
     if (a.plan.common && !a.common) a.plan.copied_at = -1;
     // the kernel for any networks has registers for fewer warps
-    if (a.plan.warps > max_warps(a.plan.fragments, a.plan.wide, a.plan.wgmma, a.common)) return TURBOFNO_UNSUPPORTED;
+    if (a.plan.warps > max_warps(a.plan.fragments, a.plan.wide, a.plan.columns, a.common)) return TURBOFNO_UNSUPPORTED;
+    if (a.plan.columns > kWgmmaColumns && !a.common) return TURBOFNO_UNSUPPORTED;
     if (tile->x_scales != nullptr && tile->precision != TURBOFNO_FP32) return TURBOFNO_UNSUPPORTED;
     const bool segmented = prepared->segment_points < tile->points;
     const bool missing = (tile->modes > 0 && (tile->mixed == nullptr || tile->synthesis == nullptr)) ||
@@ -57,6 +59,7 @@ extern "C" turbofno_status turbofno_tile_program(const turbofno_tile *tile, cons
     a.fields_policy = streams ? kEvictFirst : kEvictNormal;
     a.next = a.plan.splits > 1 ? static_cast<float *>(tile->workspace) : tile->spectra;
     const TileKernel kernel = kernel_of(a);
+    if (kernel == nullptr) return TURBOFNO_UNSUPPORTED;
     allow_shared_memory(kernel, tile->shared_bytes);
     const turbofno_status status =
         launch_pdl(kernel, dim3(unsigned(a.plan.blocks), unsigned(a.plan.channel_tiles)), 32 * a.plan.warps,

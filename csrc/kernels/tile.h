@@ -21,5 +21,7 @@ using TileKernel = void (*)(TileArguments);
 TileKernel tile_fp32(const TileArguments &a);
 TileKernel tile_tf32(const TileArguments &a);
 TileKernel tile_bf16(const TileArguments &a);
+// Of fp32, with kManyColumns; null for programs that have no such kernel.
+TileKernel tile_many_modes(const TileArguments &a);
 
 } // namespace turbofno

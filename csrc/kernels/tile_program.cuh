@@ -94,9 +94,11 @@ template <int FRAGMENTS, uint64_t PROGRAM> __device__ __forceinline__ turbofno_s
 }
 
 // WHOLE_ROWS: rows have one split and one segment.
-template <typename P, int FRAGMENTS, bool WIDE, bool WGMMA, uint64_t PROGRAM, bool COMMON, Layouts LAYOUTS, bool WHOLE_ROWS = false>
-__global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON), 1)
+// COLUMNS: of a wgmma analysis (TilePlan::columns).
+template <typename P, int FRAGMENTS, bool WIDE, int COLUMNS, uint64_t PROGRAM, bool COMMON, Layouts LAYOUTS, bool WHOLE_ROWS = false>
+__global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, COLUMNS, COMMON), 1)
     tile_program(const __grid_constant__ TileArguments a) {
+    constexpr bool WGMMA = COLUMNS > 0;
     if constexpr (WGMMA && !kHasWgmma) return;
     using Field = typename P::Field;
     using B = std::conditional_t<WGMMA, WgmmaOperandB<P>, MmaOperandB<P>>;
@@ -168,7 +170,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
         copy_words(shared + plan.synthesis_at, t.synthesis, plan.segment_tiles * chunks * 2 * P::kPlanes * kLanes);
     }
     if constexpr (WGMMA) {
-        if (columns > 0) copy_analysis<P>(shared + plan.analysis_at, t.analysis, plan.segment_tiles, columns);
+        if (columns > 0) copy_analysis<P, COLUMNS>(shared + plan.analysis_at, t.analysis, plan.segment_tiles, columns);
     } else {
         copy_words(shared + plan.analysis_at, t.analysis, plan.segment_tiles * ceil_div(columns, 2) * P::kPlanes * kLanes);
     }
@@ -177,7 +179,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, WGMMA, COMMON)
     uint4 *const sums_at = own + plan.sums_at;
     float4 *const sums = reinterpret_cast<float4 *>(sums_at);
     float4 *const own_sums = sums + group.rank * plan.sums_words;
-    WgmmaSums<P, FRAGMENTS> wgmma_sums;
+    WgmmaSums<P, FRAGMENTS, WGMMA ? COLUMNS : kWgmmaColumns> wgmma_sums;
     commit_copies();
 
     const B spectra(own, 2 * t.modes, FRAGMENTS / 2, lane);

@@ -83,22 +83,22 @@ void lay_out(const turbofno_tile &t, TilePlan &p, bool copies_spectra, bool may_
         p.vectors_at[i] = allocate(maps ? ceil_div(2 * step.hidden + block_channels, 4) : scales ? 2 * block_channels / 4 : 0);
     }
     const int next_pairs = pairs(2 * t.next_modes), next_fragments = ceil_div(2 * t.next_modes, 8);
-    const int wgmma_table = round_up(p.segment_tiles, kWarpgroupWarps) * p.planes * kWgmmaColumns * kLanes / 2;
-    const int analysis = p.wgmma ? (t.next_modes > 0 ? wgmma_table : 0) : p.segment_tiles * next_pairs * p.planes * kLanes;
+    const int wgmma_table = round_up(p.segment_tiles, kWarpgroupWarps) * p.planes * p.columns * kLanes / 2;
+    const int analysis = p.wgmma() ? (t.next_modes > 0 ? wgmma_table : 0) : p.segment_tiles * next_pairs * p.planes * kLanes;
     p.synthesis_at = allocate(p.synthesis_on_chip ? p.segment_tiles * chunks(2 * t.modes) * 2 * p.planes * kLanes : 0);
     p.analysis_at = allocate(analysis);
     p.first_group = at;
     at = 0;
     allocate(t.modes > 0 ? operand_words(2 * t.modes, block_channels, p.planes) : 0);
     const int copied = copied_words(t.modes, block_channels);
-    const int staging = p.wgmma && t.next_modes > 0 ? 1 + p.planes * 64 * p.fragments : 0;
+    const int staging = p.wgmma() && t.next_modes > 0 ? 1 + p.planes * 64 * p.fragments : 0;
     // where a map comes first the staged y is not in use yet
-    const bool shares = may_share && copies_spectra && p.wgmma && p.common && copied < staging;
+    const bool shares = may_share && copies_spectra && p.wgmma() && p.common && copied < staging;
     p.barrier_at = allocate(copies_spectra ? 1 : 0);
     const int apart = allocate(copies_spectra && !shares ? copied : 0);
     p.sums_at = at;
     p.copied_at = shares ? p.sums_at + 1 : copies_spectra ? apart : -1;
-    p.sums_words = p.wgmma ? 0 : p.fragments / 2 * next_fragments * kLanes;
+    p.sums_words = p.wgmma() ? 0 : p.fragments / 2 * next_fragments * kLanes;
     p.prefetch_at = p.sums_at + p.group_warps * p.sums_words + staging;
     p.prefetch_words = p.prefetch_first < 0 ? 0 : 1 + kTilePoints * words_of_point(t, t.step[p.prefetch_first]);
     p.group_words = p.prefetch_at + p.group_warps * p.prefetch_words;
@@ -157,15 +157,16 @@ double cost(const turbofno_tile &t, const TilePlan &p, const Work &w) {
     const int64_t rounds = ceil_div<int64_t>(units, p.stride);
     const double busy = double(std::min<int64_t>(p.warps, p.group_warps * ceil_div<int64_t>(units, p.blocks)));
 
-    const double products = p.wgmma ? 0.0 : (p.planes > 1 ? 1.0 : 0.6) * w.products;
-    const double table = p.synthesis_on_chip ? 0.0 : (p.wgmma ? 0.3 : 0.15) * chunks(2 * t.modes);
+    const double products = p.wgmma() ? 0.0 : (p.planes > 1 ? 1.0 : 0.6) * w.products;
+    const double table = p.synthesis_on_chip ? 0.0 : (p.wgmma() ? 0.3 : 0.15) * chunks(2 * t.modes);
     const double direct = p.prefetch_first < 0 ? 0.2 * w.read_chunks : 0.0;
     const double alone = 1.0 + p.fragments * (products + 0.04 * w.elementwise) + 0.009 * w.hidden + table + direct;
     // Warpgroups of 32 channels: more than four of them share the multiprocessor's time, five where they take a row at once.
-    const bool narrow = p.wgmma && p.fragments == 4;
+    const bool narrow = p.wgmma() && p.fragments == 4;
     const double at_once = p.split_tiles <= p.group_warps ? 20 : 16;
     const bool projects = t.step[t.steps - 1].kind == TURBOFNO_PROJECT;
-    const double kind = w.mlps > 0 && !projects ? 1.15 : t.modes == 0 ? 1.08 : 0.82;
+    const bool slow = p.columns > kWgmmaColumns || (w.mlps > 0 && !projects);
+    const double kind = slow ? 1.15 : t.modes == 0 ? 1.08 : 0.82;
     const double wide = p.common && p.fragments > kMostFragments ? 0.7 : 1.0;
     const double pace = narrow ? (p.common ? 1.0 : 1.05) * kind : wide;
     const double tile = pace * (narrow ? std::max(1.0, busy / at_once) : 1.0) * alone;
@@ -258,28 +259,31 @@ void each_plan(const turbofno_tile &t, const std::function<void(const TilePlan &
             const bool copies_spectra = choice & 4;
             // before Hopper a warp that waits for its points would wait for the spectra, too
             if (copies_spectra && (t.modes == 0 || !t.warpgroups)) continue;
-            p.wgmma = choice & 2;
+            const bool wgmma = choice & 2;
             p.synthesis_on_chip = tables != 1;
             p.segment_tiles = tables < 2 ? tiles : kLongestSegment >> (tables - 2);
             if ((tables == 1 && t.modes == 0) || (tables > 1 && p.segment_tiles >= tiles)) continue;
             // of 32 channels only high and low parts together are the 64 rows of an analysis
             const int least = p.planes > 1 ? 4 : 8;
-            if (p.wgmma && (!t.warpgroups || p.fragments < least || t.next_modes > kMaxWgmmaModes)) continue;
-            if (p.wgmma && p.fragments > kSegmentedFragments && t.next_modes > 0 && p.segment_tiles < tiles) continue;
+            if (wgmma && (!t.warpgroups || p.fragments < least || t.next_modes > kModesOfColumn * kManyColumns)) continue;
+            const bool many = t.next_modes > kModesOfColumn * kWgmmaColumns;
+            p.columns = !wgmma ? 0 : many ? kManyColumns : kWgmmaColumns;
+            if (p.wgmma() && p.fragments > kSegmentedFragments && t.next_modes > 0 && p.segment_tiles < tiles) continue;
             find_prefetch(t, p);
             const bool reads_directly = choice & 1;
             if (reads_directly && p.prefetch_first < 0) continue;
             if (reads_directly) p.prefetch_first = p.prefetch_last = -1;
             const bool fits_kernel = p.fragments <= kMostFragments ? has_kernel && !reads_directly
-                                                                   : has_wide_kernel && p.wgmma && p.prefetch_first < 0;
+                                                                   : has_wide_kernel && p.wgmma() && p.prefetch_first < 0;
             p.common = fits_kernel && t.width == 8 * p.fragments && p.synthesis_on_chip && is_common(t, t.width);
             if (windowed && !(p.common && projects)) continue;
-            for (p.group_warps = p.wgmma ? kWarpgroupWarps : 1; p.group_warps <= (p.wgmma ? kWarpgroupWarps : 16);
+            if (wgmma && many && !(p.common && p.fragments == 4 && p.planes > 1)) continue;
+            for (p.group_warps = p.wgmma() ? kWarpgroupWarps : 1; p.group_warps <= (p.wgmma() ? kWarpgroupWarps : 16);
                  p.group_warps *= 2) {
                 // a warp's next tile is as far away in the next segment as in the same one
                 if (p.segment_tiles < tiles && p.segment_tiles % p.group_warps != 0) continue;
-                const int step = std::max(p.group_warps, 2), most = max_warps(p.fragments, p.wide, p.wgmma, p.common);
-                const int whole_tiles = p.segment_tiles < tiles ? p.segment_tiles : p.wgmma ? kWarpgroupWarps : 1;
+                const int step = std::max(p.group_warps, 2), most = max_warps(p.fragments, p.wide, p.columns, p.common);
+                const int whole_tiles = p.segment_tiles < tiles ? p.segment_tiles : p.wgmma() ? kWarpgroupWarps : 1;
                 for (p.warps = p.group_warps; p.warps <= most; p.warps += p.warps < step ? p.group_warps : step) {
                     lay_out(t, p, copies_spectra, false);
                     if (p.shared_bytes > t.shared_bytes) lay_out(t, p, copies_spectra, true);

@@ -10,8 +10,9 @@ constexpr int kTilePoints = 16; // points of a warp's tile
 constexpr int kMaxFragments = 16; // fragments of a tile, 8 channels each
 constexpr int kMaxProjected = 16; // output channels of a projection
 constexpr int kWarpgroupWarps = 4; // warps of a warpgroup
-// Limits of a wgmma analysis: modes, and fragments of 8 columns that hold their cosines and sines.
-constexpr int kWgmmaColumns = 4, kMaxWgmmaModes = 16;
+// Columns of a wgmma analysis: fragments of 8 cosines and sines. Only common programs of 32 channels at fp32 have many
+// (tile_many_modes.cu).
+constexpr int kWgmmaColumns = 4, kManyColumns = 8, kModesOfColumn = 4;
 constexpr int kSegmentedFragments = 8; // most fragments of a wgmma analysis by segments; more would serialise the products
 
 // A group of warps takes one row (all points of the last axis), or with splits > 1 a split of it. Its warps take the tiles in
@@ -27,7 +28,7 @@ struct TilePlan {
     int warps, group_warps; // warps of a block; of a group
     int splits, split_tiles; // splits of a row; tiles of a split
     int split_segments; // segments of a split; 0 where a segment is a row
-    bool wgmma; // groups are warpgroups, and a row is computed 64 points at a time
+    int columns; // of a wgmma analysis, if the program has one: kWgmmaColumns, or kManyColumns; 0 without wgmma
     int segment_tiles; // tiles of a segment
     bool synthesis_on_chip; // its table is in shared memory, else read through L1, and a segment is a row
     int planes; // of an operand: 2 (high and low halves) for fp32, else 1
@@ -48,6 +49,9 @@ struct TilePlan {
     int shared_bytes;
     size_t workspace_bytes;
     double cost; // estimated time
+
+    // With wgmma groups are warpgroups, and a row is computed 64 points at a time.
+    TURBOFNO_HOST_DEVICE constexpr bool wgmma() const { return columns > 0; }
 };
 
 // True for a projection to so few channels that dot products on ordinary cores are faster than tensor cores, which compute 16.
@@ -61,7 +65,8 @@ TURBOFNO_HOST_DEVICE constexpr int copied_words(int modes, int channels) {
 }
 
 // Maximum number of warps of a block: a multiprocessor has 64K registers and runs one block.
-TURBOFNO_HOST_DEVICE constexpr int max_warps(int fragments, bool wide, bool wgmma, bool common) {
+TURBOFNO_HOST_DEVICE constexpr int max_warps(int fragments, bool wide, int columns, bool common) {
+    const bool wgmma = columns > 0;
     if (fragments > 8) return wide || wgmma ? 8 : 12;
     const bool many = wide && !(wgmma && common); // registers
     if (fragments <= 4) return many ? 16 : 20;

@@ -14,7 +14,7 @@
 using namespace turbofno;
 
 static constexpr int kLanes = 32;
-static int wrong = 0, checked = 0, splits = 0, cut = 0, prefetched = 0, with_wgmma = 0, segments = 0, common = 0;
+static int wrong = 0, checked = 0, splits = 0, cut = 0, prefetched = 0, with_wgmma = 0, with_many_modes = 0, segments = 0, common = 0;
 static int shared_copies = 0, own_copies = 0, of_inputs = 0, of_128 = 0, windows = 0, projected_at_once = 0;
 
 static void expect(bool holds, const char *what, const turbofno_tile &t) {
@@ -74,7 +74,7 @@ static void check_memory(const turbofno_tile &t, const TilePlan &p) {
     if (p.synthesis_on_chip) block.push_back({p.synthesis_at, tiles * ceil_div(2 * t.modes, 32) * 2 * p.planes * kLanes});
     if (t.next_modes > 0) {
         // with wgmma: whole steps of four tiles, all columns
-        const int of_pairs = p.wgmma ? round_up(tiles, kWarpgroupWarps) * kWgmmaColumns / 2 : tiles * ceil_div(columns, 2);
+        const int of_pairs = p.wgmma() ? round_up(tiles, kWarpgroupWarps) * p.columns / 2 : tiles * ceil_div(columns, 2);
         block.push_back({p.analysis_at, of_pairs * p.planes * kLanes});
     }
     const int groups = p.warps / p.group_warps, words = p.shared_bytes / 16;
@@ -82,7 +82,7 @@ static void check_memory(const turbofno_tile &t, const TilePlan &p) {
     expect(p.first_group + groups * p.group_words <= words, "regions of the groups fit", t);
     if (t.modes > 0) group.push_back({0, operand_words(2 * t.modes, pairs, p.planes)});
     for (int warp = 0; warp < p.group_warps; ++warp) {
-        if (!p.wgmma) group.push_back({p.sums_at + warp * p.sums_words, pairs * columns * kLanes});
+        if (!p.wgmma()) group.push_back({p.sums_at + warp * p.sums_words, pairs * columns * kLanes});
         if (p.prefetch_first < 0) continue;
         const int bytes = ceil_div(t.step[p.prefetch_first].channels * (t.precision == TURBOFNO_BF16 ? 2 : 4), 16) * 16;
         group.push_back({p.prefetch_at + warp * p.prefetch_words, 1 + kTilePoints * bytes / 16}); // an mbarrier, then the points
@@ -90,7 +90,7 @@ static void check_memory(const turbofno_tile &t, const TilePlan &p) {
     if (t.modes > 0 && p.copied_at >= 0) {
         const int copied = copied_words(t.modes, 8 * p.fragments);
         // the copy of the spectra may lie where y is staged later
-        const bool shares = p.wgmma && p.common && t.next_modes > 0 && p.copied_at == p.sums_at + 1;
+        const bool shares = p.wgmma() && p.common && t.next_modes > 0 && p.copied_at == p.sums_at + 1;
         if (shares) {
             expect(copied <= p.planes * 64 * p.fragments, "the copied spectra fit into the staged y", t);
             ++shared_copies;
@@ -102,7 +102,7 @@ static void check_memory(const turbofno_tile &t, const TilePlan &p) {
     const bool may_split = p.common && p.channel_tiles == 1 && p.planes == 2 && t.next_modes > 0;
     expect(!p.stores_split || may_split, "a split field is stored once, by a common program that analyses it", t);
     // the warps' maxima, then 64 points by all channels
-    if (p.wgmma && t.next_modes > 0) group.push_back({p.sums_at, 1 + 64 * 8 * p.fragments * p.planes / 8});
+    if (p.wgmma() && t.next_modes > 0) group.push_back({p.sums_at, 1 + 64 * 8 * p.fragments * p.planes / 8});
     expect(disjoint(group, 0, p.group_words), "regions of a group are disjoint", t);
     expect(p.shared_bytes % 16 == 0 && p.shared_bytes <= t.shared_bytes, "shared memory", t);
 }
@@ -135,10 +135,14 @@ static void check(const turbofno_tile &t) {
     expect(!p.wide || p.channel_tiles == 1, "an MLP sees all channels", t);
     expect(p.planes == (t.precision == TURBOFNO_FP32 ? 2 : 1), "planes", t);
     expect(p.group_warps >= 1 && p.warps >= p.group_warps && p.warps % p.group_warps == 0, "warps make whole groups", t);
-    expect(p.warps <= max_warps(p.fragments, p.wide, p.wgmma, p.common), "the registers suffice for the warps", t);
-    expect(!p.wgmma || (t.warpgroups && p.group_warps == kWarpgroupWarps), "wgmma only where the device has it", t);
-    expect(!p.wgmma || p.split_tiles % kWarpgroupWarps == 0, "a split is whole steps of a warpgroup", t);
-    with_wgmma += p.wgmma;
+    expect(p.warps <= max_warps(p.fragments, p.wide, p.columns, p.common), "the registers suffice for the warps", t);
+    expect(!p.wgmma() || (t.warpgroups && p.group_warps == kWarpgroupWarps), "wgmma only where the device has it", t);
+    expect(!p.wgmma() || p.split_tiles % kWarpgroupWarps == 0, "a split is whole steps of a warpgroup", t);
+    expect(!p.wgmma() || t.next_modes <= kModesOfColumn * p.columns, "columns of the analysis", t);
+    const bool many = p.columns > kWgmmaColumns;
+    expect(!many || (p.common && p.fragments == 4 && p.planes == 2 && t.next_modes > 0), "a kernel of many modes", t);
+    with_wgmma += p.wgmma();
+    with_many_modes += many;
     expect(p.group_warps == 1 || p.warps / p.group_warps <= 15, "one named barrier per group", t);
     expect(p.splits >= 1 && p.split_tiles >= 1 && p.splits * p.split_tiles >= tiles, "splits cover the row", t);
     expect((p.splits - 1) * p.split_tiles < tiles, "no empty split", t);
@@ -147,7 +151,7 @@ static void check(const turbofno_tile &t) {
     expect(prepared.segment_points == std::min(t.points, p.segment_tiles * kTilePoints), "points of a segment", t);
     expect(!segmented || p.segment_tiles % p.group_warps == 0, "a group's warps go on evenly in the next segment", t);
     expect(p.split_segments * p.segment_tiles == (segmented ? p.split_tiles : 0), "a split is whole segments", t);
-    expect(!segmented || !p.wgmma || t.next_modes == 0 || p.fragments <= kSegmentedFragments, "whole rows", t);
+    expect(!segmented || !p.wgmma() || t.next_modes == 0 || p.fragments <= kSegmentedFragments, "whole rows", t);
     expect(p.synthesis_on_chip || (!segmented && !p.common), "a table read through L1 is a row's", t);
     segments += segmented;
     common += p.common;
@@ -212,7 +216,7 @@ struct Draw {
         t.warpgroups = coin();
         const int channels = of({1, 3, 8, 16, 20, 32, 33, 48, 64, 80, 96, 128, 200, 256}), of_x = of({1, 3, 16, 32, 64, 128, 256});
         const int most = t.points / 2 + 1;
-        const auto modes = [&] { return std::min(most, of({1, 2, 5, 12, 16, 24, 33, 64, 128})); };
+        const auto modes = [&] { return std::min(most, of({1, 2, 5, 12, 16, 18, 24, 32, 33, 64, 128})); };
         const auto hidden = [&] { return of({32, 64, 96, 128, 256, 544, 1024}); };
         t.channels = channels;
         t.width = ceil_div(channels, 16) * 16;
@@ -295,18 +299,18 @@ int main(int count, char **arguments) {
     Draw draw;
     draw.random.seed(count > 1 ? std::strtoull(arguments[1], nullptr, 10) : 0);
     const auto one_kind_is_missing = [] {
-        for (const int kind : {splits, segments, cut, prefetched, with_wgmma, common, of_inputs, of_128, projected_at_once, windows,
-                               own_copies, shared_copies}) {
+        for (const int kind : {splits, segments, cut, prefetched, with_wgmma, with_many_modes, common, of_inputs, of_128,
+                               projected_at_once, windows, own_copies, shared_copies}) {
             if (kind == 0) return true;
         }
         return false;
     };
     // the rarest kind is drawn about once in a thousand times
     for (int i = 0; i < 5000 || (one_kind_is_missing() && i < 100000); ++i) check(draw.tile());
-    std::printf("%d plans, %d of split rows, %d of segments, %d of cut channels, %d with prefetch, %d with wgmma, %d common, "
-                "%d of them of the input, %d of 128 channels, %d projected at once, %d of windows, %d and %d that copy spectra to a "
+    std::printf("%d plans, %d of split rows, %d of segments, %d of cut channels, %d with prefetch, %d with wgmma, %d of many "
+                "modes, %d common, %d of them of the input, %d of 128 channels, %d projected at once, %d of windows, %d and %d that copy spectra to a "
                 "place of their own and to a shared one\n",
-                checked, splits, segments, cut, prefetched, with_wgmma, common, of_inputs, of_128, projected_at_once, windows,
-                own_copies, shared_copies);
+                checked, splits, segments, cut, prefetched, with_wgmma, with_many_modes, common, of_inputs, of_128, projected_at_once,
+                windows, own_copies, shared_copies);
     return wrong != 0 || checked < 1000 || one_kind_is_missing();
 }

@@ -272,25 +272,36 @@ def common_programs(channels: int) -> dict[str, tuple[Step, ...]]:
 @needs_kernels
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
-    ("batch", "size"),
-    [(1, (5, 64)), (3, (40, 130)), (17, (1000,)), (1, (4096,)), (9, (128, 128))],
+    ("batch", "size", "kept"),
+    [
+        (1, (5, 64), 9),
+        (3, (40, 130), 9),
+        (17, (1000,), 9),
+        (1, (4096,), 9),
+        (9, (128, 128), 9),
+        # kernels of many modes
+        (3, (40, 130), 17),
+        (17, (1000,), 32),
+        (1, (4096,), 21),
+        (9, (128, 128), 24),
+    ],
 )
 @pytest.mark.parametrize("channels", [32, 64, 128])
 @pytest.mark.parametrize("name", common_programs(16))
 def test_common_programs_equal_float64(
-    name: str, channels: int, batch: int, size: tuple[int, ...], precision: str
+    name: str, channels: int, batch: int, size: tuple[int, ...], kept: int, precision: str
 ) -> None:
     steps = common_programs(channels)[name]
     of_input = name.startswith(("first layer", "lifting"))
     x = torch.randn(batch, _INPUTS if of_input else channels, *size)
     # batch elements of different sizes, which a norm makes equal
     x *= torch.arange(1, batch + 1).view(-1, *(1 for _ in x.shape[1:]))
-    row = row_modes((9,), size, size)
+    row = row_modes((kept,), size, size)
     mixed = torch.randn(batch, channels, *size[:-1], row, dtype=torch.complex64)
-    mixed[..., 9:] = 0
+    mixed[..., kept:] = 0
     # spectra of a real field, as a norm expects
     mixed[..., 0].imag.zero_()
-    modes = (*(1 for _ in size[1:]), 9)
+    modes = (*(1 for _ in size[1:]), kept)
     first = steps[0]
     drawn = Drawn(
         steps,
