@@ -41,6 +41,9 @@ def channels(description: FNODescription) -> int:
         {"hidden_channels": 12},
         {"hidden_channels": 20, "lifting_channels": ()},
         {"hidden_channels": 48, "norm": "instance_norm"},
+        {"channel_mlp": None},
+        {"channel_mlp": None, "hidden_channels": 12},
+        {"channel_mlp": None, "hidden_channels": 56, "skip_bias": True},
         {"norm": "affine", "skip_bias": True},
         {"projection_channels": (), "n_layers": 1},
         {"resolution_scaling": ((1.5, 1.5), (1.0, 1.0))},
@@ -51,7 +54,7 @@ def channels(description: FNODescription) -> int:
 def test_results_are_those_without(update: dict[str, object]) -> None:
     given = described(**update)
     padded = with_zero_channels(given)
-    assert channels(padded) == {12: 16, 20: 32, 24: 32, 48: 64}[channels(given)]
+    assert channels(padded) == {12: 16, 20: 32, 24: 32, 48: 64, 56: 64}[channels(given)]
     x = torch.randn(2, 2, 15, 18, dtype=torch.float64)
     found, expected = (compile_fno(one, device="cpu")(x) for one in (padded, given))
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
@@ -64,7 +67,8 @@ def test_results_are_those_without(update: dict[str, object]) -> None:
         {"hidden_channels": 11},
         {"hidden_channels": 40},
         {"hidden_channels": 100},
-        {"channel_mlp": None},
+        {"channel_mlp": None, "hidden_channels": 20},
+        {"channel_mlp": None, "hidden_channels": 48},
         {"channel_mlp": ChannelMLP(hidden_channels=33)},
         {"channel_mlp": ChannelMLP(hidden_channels=7, skip="linear")},
         {"skip": "identity"},
