@@ -54,15 +54,15 @@ def _by_kernels(transform: Transform, x: torch.Tensor, to: int) -> Pack:
     # an axis of the columns first, so that another one is the last
     passes = sorted(transform.passes, key=lambda of: (_ORDER.index(of[1]), of[0].dim != to))
     dims = [axis.dim for axis, _ in passes]
-    packing = [dims.pop()] if dims and dims[-1] != to else []
+    last = transform.along([dims.pop()]) if dims and dims[-1] != to else None
     y = _kernels.run(x, transform.along(dims)) if dims else x
 
     def pack(columns: Rows, out: torch.Tensor) -> None:
         given = columns.of(y, to)
-        if packing:
-            _kernels.run(given, transform.along(packing), out)
-        else:
+        if last is None:
             out.copy_(given)
+        else:
+            _kernels.run(given, last, out)
 
     return pack
 

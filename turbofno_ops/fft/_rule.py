@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 
@@ -26,6 +27,8 @@ WHOLE_PLANES = "plane_fft"
 CONVOLVED = frozenset({211, 421})
 """Prime sizes that the mixed-radix kernel transforms as a convolution, whose list is in csrc/plan/fft_plan.h."""
 
+_MOST_RULED = 4096
+"""Transforms whose rule is kept: a call of a small field has no time to follow it anew."""
 _LEAST_HALF = 128
 _LARGEST_FACTOR = 17
 """Of sizes that cuFFT transforms without a detour (Bluestein's algorithm)."""
@@ -79,6 +82,7 @@ def takes_planes(axes: Sequence[Axis]) -> bool:
     return min(sizes) >= _LEAST_SIDE and math.prod(sizes) <= _LARGEST_PLANE
 
 
+@lru_cache(_MOST_RULED)
 def torch_is_as_fast(transform: Transform, dtype: torch.dtype) -> str | None:
     """Return the reason why torch.fft is preferred to kernels that take one axis at a time, or None."""
     if any(is_cut(axis.points, axis.given, axis.kept) for axis in transform.axes):
