@@ -132,9 +132,13 @@ def _two(batch: int, also: str = "", **more: Any) -> Case:
     return Case(f"2D C64 128x128{also}", batch, (128, 128), build)
 
 
+_MANY = partial(library, n_modes=(32, 32), hidden_channels=32)
+
 CASES = (
     _two(1),
     _two(32),
+    Case("2D C32 128x128 m32", 1, (128, 128), _MANY),
+    Case("2D C32 128x128 m32", 32, (128, 128), _MANY),
     _two(1, " instance_norm", norm="instance_norm"),
     _two(32, " instance_norm", norm="instance_norm"),
     _two(1, " group_norm", norm="group_norm"),
