@@ -143,8 +143,9 @@ class CudaStages:
     ) -> Results:
         """Launch a prepared program.
 
-        `channel_first` stores the field of a program without a channel MLP as float32 [batch, channels, *grid]. `weights`
-        replaces steps of the program by steps of the same shape for this call only; their packed weights are not cached.
+        `channel_first` stores the field of a program without a channel MLP as float32 [batch, channels, *grid]; a program that
+        also analyses it may keep 16 modes. `weights` replaces steps of the program by steps of the same shape for this call
+        only; their packed weights are not cached.
         """
         steps = program.steps
         stored = operands.x if len(steps) > 1 and isinstance(steps[1], Store) else None

@@ -26,13 +26,16 @@ from turbofno_ops.description import (
     Spectral,
 )
 
+_PLAIN = (Spectral, AddMap)
+"""The steps of a common block besides activations and affine steps: of the original networks."""
+_DEFAULT = (Spectral, AddMap, MLP, AddGate)
+"""The same of neuraloperator's default."""
 _FEWEST = {
-    (Spectral, AddMap): {16: 12, 32: 24, 64: 56},
-    (Spectral, AddMap, MLP, AddGate): {16: 12, 32: 20, 64: 48},
+    _PLAIN: {16: 12, 32: 24, 64: 56},
+    _DEFAULT: {16: 12, 32: 20, 64: 48},
 }
-"""The steps of a common block besides activations and affine steps: those of the original networks, and neuraloperator's
-default. For each of them channels -> the fewest of a network that is faster with so many, measured on an H100 and an H200
-over batches, grids and modes."""
+"""For each of them channels -> the fewest of a network that is faster with so many, measured on an H100 and an H200 over
+batches, grids and modes."""
 _MOST_HIDDEN = 32
 """Hidden channels of a common channel MLP."""
 
@@ -58,10 +61,12 @@ def with_zero_channels(description: FNODescription) -> FNODescription:
 
 
 def _kind(block: Block) -> tuple[type[BlockStep], ...]:
-    """Return the steps of a block besides activations and affine steps."""
-    return tuple(
-        type(step) for step in block if not isinstance(step, Activate | Affine | Normalize)
-    )
+    """Return the steps of a block besides activations and affine steps; none of a plain one that the kernels take apart."""
+    steps = tuple(map(type, block))
+    found = tuple(step for step in steps if step not in (Activate, Affine, Normalize))
+    before = steps[: -1 if steps[-1] is Activate else None]
+    one_kernel = Affine in before and not {Activate, Normalize} & {*before}
+    return found if one_kernel or found != _PLAIN else ()
 
 
 def _keeps_zeros(step: BlockStep, channels: int) -> bool:

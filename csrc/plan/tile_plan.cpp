@@ -165,7 +165,7 @@ double cost(const turbofno_tile &t, const TilePlan &p, const Work &w) {
     const bool narrow = p.wgmma() && p.fragments == 4;
     const double at_once = p.split_tiles <= p.group_warps ? 20 : 16;
     const bool projects = t.step[t.steps - 1].kind == TURBOFNO_PROJECT;
-    const bool slow = p.columns > kWgmmaColumns || (w.mlps > 0 && !projects);
+    const bool slow = p.columns > kWgmmaColumns || (w.mlps > 0 && !projects); // measured alike
     const double kind = slow ? 1.15 : t.modes == 0 ? 1.08 : 0.82;
     const double wide = p.common && p.fragments > kMostFragments ? 0.7 : 1.0;
     const double pace = narrow ? (p.common ? 1.0 : 1.05) * kind : wide;
@@ -277,7 +277,8 @@ void each_plan(const turbofno_tile &t, const std::function<void(const TilePlan &
                                                                    : has_wide_kernel && p.wgmma() && p.prefetch_first < 0;
             p.common = fits_kernel && t.width == 8 * p.fragments && p.synthesis_on_chip && is_common(t, t.width);
             if (windowed && !(p.common && projects)) continue;
-            if (wgmma && many && !(p.common && p.fragments == 4 && p.planes > 1)) continue;
+            const bool analyses = t.step[t.steps - 1].kind == TURBOFNO_ANALYZE;
+            if (wgmma && many && !(p.common && analyses && p.fragments == 4 && p.planes > 1)) continue;
             for (p.group_warps = p.wgmma() ? kWarpgroupWarps : 1; p.group_warps <= (p.wgmma() ? kWarpgroupWarps : 16);
                  p.group_warps *= 2) {
                 // a warp's next tile is as far away in the next segment as in the same one

@@ -179,19 +179,18 @@ static void check(const turbofno_tile &t) {
     check_prefetch(t, p);
 }
 
+static turbofno_step step(int kind, int channels, int terms = 0, int hidden = 0) {
+    turbofno_step s{};
+    s.kind = kind, s.channels = channels, s.terms = terms, s.hidden = hidden;
+    return s;
+}
+
 struct Draw {
     std::mt19937_64 random;
 
     bool coin() { return random() % 2 == 0; }
 
     int of(std::initializer_list<int> values) { return values.begin()[random() % values.size()]; }
-
-    turbofno_step step(int kind, int channels, int terms = 0, int hidden = 0) {
-        turbofno_step s{};
-        s.kind = kind, s.channels = channels, s.terms = terms, s.hidden = hidden;
-        s.channel_first = 0;
-        return s;
-    }
 
     // A tile on a grid, or on a window of it: planes of some rows each.
     turbofno_tile tile() {
@@ -295,7 +294,57 @@ struct Draw {
     }
 };
 
+// The programs and shapes with which tests/turbofno_ops/test_cuda_programs.py runs the kernels of many modes take these.
+static void check_many_modes() {
+    struct Shape {
+        int64_t batch, outer;
+        int points, modes;
+    };
+    enum Program { kOfField, kOfInput, kOfBlock, kOfNorm, kOfLifting, kPrograms };
+    for (const Shape &shape : {Shape{1, 5, 64, 18}, Shape{17, 1, 1000, 22}, Shape{8, 128, 128, 30}}) {
+        for (int program = 0; program < kPrograms; ++program) {
+            turbofno_tile t{};
+            t.batch = shape.batch, t.outer = shape.outer, t.points = shape.points, t.next_modes = shape.modes;
+            t.width = t.channels = 32;
+            t.precision = TURBOFNO_FP32;
+            t.multiprocessors = 132, t.shared_bytes = 227 * 1024, t.warpgroups = 1;
+            t.window = {t.outer, t.points, int(t.outer), int(t.outer), 0};
+            const auto add = [&](const turbofno_step &s) {
+                t.step[t.steps] = s;
+                t.step[t.steps++].activation = TURBOFNO_GELU;
+            };
+            if (program <= kOfBlock) {
+                t.modes = shape.modes;
+                add(step(TURBOFNO_SYNTHESIS, 32));
+                add(step(TURBOFNO_AFFINE, 32));
+                const int x = program == kOfInput ? 3 : 32;
+                add(step(TURBOFNO_ADD_MAP, x, x));
+                t.step[2].channel_first = program == kOfInput;
+                add(step(TURBOFNO_ACTIVATE, 32));
+                if (program == kOfBlock) {
+                    add(step(TURBOFNO_MLP, 32, 32, 32));
+                    add(step(TURBOFNO_ADD_GATE, 32));
+                    add(step(TURBOFNO_ACTIVATE, 32));
+                }
+            } else if (program == kOfNorm) {
+                add(step(TURBOFNO_LOAD, 32));
+                add(step(TURBOFNO_AFFINE, 32));
+                t.step[1].per_sample = 1;
+                add(step(TURBOFNO_ACTIVATE, 32));
+            } else {
+                add(step(TURBOFNO_LOAD, 3));
+                t.step[0].channel_first = 1;
+                add(step(TURBOFNO_MLP, 32, 3, 64));
+            }
+            add(step(TURBOFNO_STORE, 32));
+            add(step(TURBOFNO_ANALYZE, 32));
+            expect(plan(t).columns == kManyColumns, "a kernel of many modes is tested", t);
+        }
+    }
+}
+
 int main(int count, char **arguments) {
+    check_many_modes();
     Draw draw;
     draw.random.seed(count > 1 ? std::strtoull(arguments[1], nullptr, 10) : 0);
     const auto one_kind_is_missing = [] {

@@ -38,8 +38,8 @@ _LARGEST_DENSE_INVERSE, _LARGEST_ODD_DENSE_INVERSE = 420, 640
 """The same for real results; those of odd sizes run in pairs of lines on the other kernel."""
 _LEAST_SIDE, _LARGEST_PLANE = 16, 2**14
 """Points of an axis and of a plane that are transformed at once: larger planes leave a multiprocessor few blocks."""
-_KNOWN_SIDES = frozenset({32, 64, 85, 128})
-"""Squares that are faster at once also if much is cut off: of those whose digits the kernel knows when it is compiled."""
+_SIDES_OF_CUT_PLANES = frozenset({32, 64, 85, 128})
+"""Sides of the squares that are faster at once also if much is cut off."""
 _REAL_POWERS_OF_TWO = (32, 512)
 _REAL_SIZES = (40, _LARGEST_DENSE)
 """First and last sizes of real lines for which the kernels are faster than torch.fft."""
@@ -78,7 +78,7 @@ def takes_planes(axes: Sequence[Axis]) -> bool:
     if len(sizes) != 2 or max(map(largest_prime_factor, sizes)) > _LARGEST_FACTOR:
         return False
     if any(is_cut(axis.points, axis.given, axis.kept) for axis in axes):
-        return sizes[0] == sizes[1] and sizes[0] in _KNOWN_SIDES
+        return sizes[0] == sizes[1] and sizes[0] in _SIDES_OF_CUT_PLANES
     return min(sizes) >= _LEAST_SIDE and math.prod(sizes) <= _LARGEST_PLANE
 
 
