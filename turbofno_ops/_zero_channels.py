@@ -30,7 +30,7 @@ _PLAIN = (Spectral, AddMap)
 """The steps of a common block besides activations and affine steps: of the original networks."""
 _DEFAULT = (Spectral, AddMap, MLP, AddGate)
 """The same of neuraloperator's default."""
-_FEWEST = {
+_FEWEST: dict[tuple[type[BlockStep], ...], dict[int, int]] = {
     _PLAIN: {16: 12, 32: 24, 64: 56},
     _DEFAULT: {16: 12, 32: 20, 64: 48},
 }
@@ -61,7 +61,7 @@ def with_zero_channels(description: FNODescription) -> FNODescription:
 
 
 def _kind(block: Block) -> tuple[type[BlockStep], ...]:
-    """Return the steps of a block besides activations and affine steps; none of a plain one that the kernels take apart."""
+    """Return the steps of a block besides activations and affine steps; () for a plain one that takes several kernels."""
     steps = tuple(map(type, block))
     found = tuple(step for step in steps if step not in (Activate, Affine, Normalize))
     before = steps[: -1 if steps[-1] is Activate else None]
