@@ -185,6 +185,26 @@ static turbofno_step step(int kind, int channels, int terms = 0, int hidden = 0)
     return s;
 }
 
+static void add(turbofno_tile &t, const turbofno_step &s) { t.step[t.steps++] = s; }
+
+// The begin of a layer as most networks have it: its map is of x, or of so many channels of the network's input.
+static void begin_layer(turbofno_tile &t, int input) {
+    add(t, step(TURBOFNO_SYNTHESIS, t.width));
+    add(t, step(TURBOFNO_AFFINE, t.width));
+    add(t, step(TURBOFNO_ADD_MAP, input > 0 ? input : t.width, input > 0 ? input : t.width));
+    t.step[t.steps - 1].channel_first = input > 0;
+}
+
+static void go_on_with_mlp(turbofno_tile &t) {
+    add(t, step(TURBOFNO_MLP, t.width, t.width, 32));
+    add(t, step(TURBOFNO_ADD_GATE, t.width));
+    add(t, step(TURBOFNO_ACTIVATE, t.width));
+}
+
+static void activate_all(turbofno_tile &t, int activation) {
+    for (int i = 0; i < t.steps; ++i) t.step[i].activation = activation;
+}
+
 struct Draw {
     std::mt19937_64 random;
 
@@ -219,15 +239,11 @@ struct Draw {
         const auto hidden = [&] { return of({32, 64, 96, 128, 256, 544, 1024}); };
         t.channels = channels;
         t.width = ceil_div(channels, 16) * 16;
-        const auto add = [&](const turbofno_step &s) { t.step[t.steps++] = s; };
+        const auto add = [&](const turbofno_step &s) { ::add(t, s); };
         if (random() % 4 == 0) { // a layer as most networks have it
             t.channels = t.width = of({16, 32, 64, 128});
             t.modes = modes();
-            add(step(TURBOFNO_SYNTHESIS, t.width));
-            add(step(TURBOFNO_AFFINE, t.width));
-            const int input = of({0, 0, 1, 4, 6, 7}); // channels of the network's input, in its first layer
-            add(step(TURBOFNO_ADD_MAP, input > 0 ? input : t.width, input > 0 ? input : t.width));
-            t.step[2].channel_first = input > 0;
+            begin_layer(t, of({0, 0, 1, 4, 6, 7}));
             if (random() % 3 == 0) { // the last one
                 if (coin()) {
                     add(step(TURBOFNO_PROJECT, 1, t.width, 64));
@@ -237,18 +253,14 @@ struct Draw {
                 }
                 turbofno_step &last = t.step[t.steps - 1];
                 last.channel_first = 1;
-                for (int i = 0; i < t.steps; ++i) t.step[i].activation = last.hidden == 0 ? TURBOFNO_SILU : TURBOFNO_GELU;
+                activate_all(t, last.hidden == 0 ? TURBOFNO_SILU : TURBOFNO_GELU);
                 if (last.hidden == 0) last.activation = TURBOFNO_NONE;
                 return t;
             }
             add(step(TURBOFNO_ACTIVATE, t.width));
-            if (coin()) {
-                add(step(TURBOFNO_MLP, t.width, t.width, 32));
-                add(step(TURBOFNO_ADD_GATE, t.width));
-                add(step(TURBOFNO_ACTIVATE, t.width));
-            }
+            if (coin()) go_on_with_mlp(t);
             add(step(TURBOFNO_STORE, t.width));
-            for (int i = 0; i < t.steps; ++i) t.step[i].activation = TURBOFNO_GELU;
+            activate_all(t, TURBOFNO_GELU);
             if (coin()) t.next_modes = t.modes, add(step(TURBOFNO_ANALYZE, t.width));
             return t;
         }
@@ -309,35 +321,24 @@ static void check_many_modes() {
             t.precision = TURBOFNO_FP32;
             t.multiprocessors = 132, t.shared_bytes = 227 * 1024, t.warpgroups = 1;
             t.window = {t.outer, t.points, int(t.outer), int(t.outer), 0};
-            const auto add = [&](const turbofno_step &s) {
-                t.step[t.steps] = s;
-                t.step[t.steps++].activation = TURBOFNO_GELU;
-            };
             if (program <= kOfBlock) {
                 t.modes = shape.modes;
-                add(step(TURBOFNO_SYNTHESIS, 32));
-                add(step(TURBOFNO_AFFINE, 32));
-                const int x = program == kOfInput ? 3 : 32;
-                add(step(TURBOFNO_ADD_MAP, x, x));
-                t.step[2].channel_first = program == kOfInput;
-                add(step(TURBOFNO_ACTIVATE, 32));
-                if (program == kOfBlock) {
-                    add(step(TURBOFNO_MLP, 32, 32, 32));
-                    add(step(TURBOFNO_ADD_GATE, 32));
-                    add(step(TURBOFNO_ACTIVATE, 32));
-                }
+                begin_layer(t, program == kOfInput ? 3 : 0);
+                add(t, step(TURBOFNO_ACTIVATE, 32));
+                if (program == kOfBlock) go_on_with_mlp(t);
             } else if (program == kOfNorm) {
-                add(step(TURBOFNO_LOAD, 32));
-                add(step(TURBOFNO_AFFINE, 32));
+                add(t, step(TURBOFNO_LOAD, 32));
+                add(t, step(TURBOFNO_AFFINE, 32));
                 t.step[1].per_sample = 1;
-                add(step(TURBOFNO_ACTIVATE, 32));
+                add(t, step(TURBOFNO_ACTIVATE, 32));
             } else {
-                add(step(TURBOFNO_LOAD, 3));
+                add(t, step(TURBOFNO_LOAD, 3));
                 t.step[0].channel_first = 1;
-                add(step(TURBOFNO_MLP, 32, 3, 64));
+                add(t, step(TURBOFNO_MLP, 32, 3, 64));
             }
-            add(step(TURBOFNO_STORE, 32));
-            add(step(TURBOFNO_ANALYZE, 32));
+            add(t, step(TURBOFNO_STORE, 32));
+            add(t, step(TURBOFNO_ANALYZE, 32));
+            activate_all(t, TURBOFNO_GELU);
             expect(plan(t).columns == kManyColumns, "a kernel of many modes is tested", t);
         }
     }
@@ -357,8 +358,8 @@ int main(int count, char **arguments) {
     // the rarest kind is drawn about once in a thousand times
     for (int i = 0; i < 5000 || (one_kind_is_missing() && i < 100000); ++i) check(draw.tile());
     std::printf("%d plans, %d of split rows, %d of segments, %d of cut channels, %d with prefetch, %d with wgmma, %d of many "
-                "modes, %d common, %d of them of the input, %d of 128 channels, %d projected at once, %d of windows, %d and %d that copy spectra to a "
-                "place of their own and to a shared one\n",
+                "modes, %d common, %d of them of the input, %d of 128 channels, %d projected at once, %d of windows, %d and %d that copy "
+                "spectra to a place of their own and to a shared one\n",
                 checked, splits, segments, cut, prefetched, with_wgmma, with_many_modes, common, of_inputs, of_128, projected_at_once,
                 windows, own_copies, shared_copies);
     return wrong != 0 || checked < 1000 || one_kind_is_missing();
