@@ -25,7 +25,7 @@ import torch
 from benchmarks.gpu.candidates import Candidate, checked_error, published_candidates
 from benchmarks.gpu.device import each, ends, floor_ms, milliseconds, relative_l2, rotating
 from benchmarks.gpu.published import published
-from turbofno.models.core.config import FNOArchitecture
+from turbofno.models.core.config import DomainPadding, FNOArchitecture
 from turbofno.models.core.fno import FNO, to_precision
 from turbofno.models.importers.detect import convert, read_checkpoint
 from turbofno.models.importers.result import Imported, Options
@@ -47,6 +47,7 @@ class Case:
     size: tuple[int, ...]
     build: Callable[[], tuple[torch.nn.Module, FNO]]
     peer: str = "neuraloperator 2.0"
+    in_channels: int = IN_CHANNELS
 
     @property
     def label(self) -> str:
@@ -102,17 +103,16 @@ def library(name: str = "FNO", **arguments: Any) -> tuple[torch.nn.Module, FNO]:
     return theirs.requires_grad_(False), imported(theirs)
 
 
-def plain(hidden: int, modes: tuple[int, ...]) -> tuple[torch.nn.Module, FNO]:
-    """A four-layer network of the original scripts in plain PyTorch, and ours."""
-    ours = FNO(
-        FNOArchitecture(
-            in_channels=IN_CHANNELS,
-            out_channels=OUT_CHANNELS,
-            hidden_channels=hidden,
-            n_layers=4,
-            modes=modes,
-        )
-    )
+def plain(hidden: int, modes: tuple[int, ...], **more: Any) -> tuple[torch.nn.Module, FNO]:
+    """A four-layer network of the original scripts in plain PyTorch, and ours; `more` of its architecture."""
+    arch: dict[str, Any] = {
+        "in_channels": IN_CHANNELS,
+        "out_channels": OUT_CHANNELS,
+        "hidden_channels": hidden,
+        "n_layers": 4,
+        "modes": modes,
+    }
+    ours = FNO(FNOArchitecture(**arch | more))
     ours = ours.eval().requires_grad_(False)
     return published(ours), ours
 
@@ -133,6 +133,14 @@ def _two(batch: int, also: str = "", **more: Any) -> Case:
 
 
 _MANY = partial(library, n_modes=(32, 32), hidden_channels=32)
+_PDEBENCH = partial(
+    plain,
+    20,
+    (24, 12),
+    in_channels=10,
+    positional_grid="cell_centres",
+    domain_padding=DomainPadding(points=(2, 2)),
+)
 
 CASES = (
     _two(1),
@@ -148,6 +156,8 @@ CASES = (
     Case("3D C32 64^3 m16", 8, (64,) * 3, partial(library, n_modes=(16,) * 3, hidden_channels=32)),
     Case("2D PhysicsNeMo C32 128x128 padded", 1, (128, 128), partial(physicsnemo, 2), "PyTorch"),
     Case("2D PhysicsNeMo C32 128x128 padded", 32, (128, 128), partial(physicsnemo, 2), "PyTorch"),
+    Case("2D PDEBench C20 128x128 m12", 1, (128, 128), _PDEBENCH, "PyTorch", 10),
+    Case("2D PDEBench C20 128x128 m12", 32, (128, 128), _PDEBENCH, "PyTorch", 10),
     Case(
         "3D plain C32 128^3 m24x24x13", 4, (128,) * 3, partial(plain, 32, (24, 24, 13)), "PyTorch"
     ),
@@ -192,7 +202,7 @@ def strict_products() -> Iterator[None]:
 
 
 def _checked(case: Case, theirs: torch.nn.Module, *, most: int) -> _Checked:
-    fields = rotating((case.batch, IN_CHANNELS, *case.size), most=most)
+    fields = rotating((case.batch, case.in_channels, *case.size), most=most)
     x = ends(fields[0]).cpu()
     expected = in_float64(theirs, x)
     forget_positions(theirs)

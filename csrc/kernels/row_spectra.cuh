@@ -126,7 +126,7 @@ __device__ __forceinline__ void read_spectra(float2 (&z)[8], const SpectraBlock 
     for (int i = 0; i < 8; ++i) {
         if constexpr (ROWS) {
             const int mode = block.mode + block.modes_on(i), channel = block.channel + block.channels_on(i);
-            if (mode < t.modes) z[i] = copied[mode * channels + channel];
+            if (mode < t.modes && (channels % 16 == 0 || channel < channels)) z[i] = copied[mode * channels + channel];
         } else if (block.is_copied(i, t.modes)) {
             z[i] = copied[block.slot(i, t.modes, lane)];
         }

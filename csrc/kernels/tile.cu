@@ -13,7 +13,8 @@ namespace {
 constexpr int64_t kMostStreamed = int64_t(192) << 20;
 
 TileKernel kernel_of(const TileArguments &a) {
-    if (a.plan.columns > kWgmmaColumns) return tile_many_modes(a);
+    if (a.common && is_plain_of_20(a.tile)) return tile_20_channels(a);
+    if (a.plan.columns > kWgmmaColumns) return a.common ? tile_many_modes(a) : nullptr;
     switch (a.tile.precision) {
     case TURBOFNO_TF32: return tile_tf32(a);
     case TURBOFNO_BF16: return tile_bf16(a);
@@ -39,7 +40,6 @@ extern "C" turbofno_status turbofno_tile_program(const turbofno_tile *tile, cons
     if (a.plan.common && !a.common) a.plan.copied_at = -1;
     // the kernel for any networks has registers for fewer warps
     if (a.plan.warps > max_warps(a.plan.fragments, a.plan.wide, a.plan.columns, a.common)) return TURBOFNO_UNSUPPORTED;
-    if (a.plan.columns > kWgmmaColumns && !a.common) return TURBOFNO_UNSUPPORTED;
     if (tile->x_scales != nullptr && tile->precision != TURBOFNO_FP32) return TURBOFNO_UNSUPPORTED;
     const bool segmented = prepared->segment_points < tile->points;
     const bool missing = (tile->modes > 0 && (tile->mixed == nullptr || tile->synthesis == nullptr)) ||

@@ -1,4 +1,4 @@
-// The tile program's kernels, one file per precision so that they compile in parallel.
+// The tile program's kernels, in several files so that they compile in parallel.
 #pragma once
 
 #include "../plan/tile_plan.h"
@@ -21,7 +21,8 @@ using TileKernel = void (*)(TileArguments);
 TileKernel tile_fp32(const TileArguments &a);
 TileKernel tile_tf32(const TileArguments &a);
 TileKernel tile_bf16(const TileArguments &a);
-// Of fp32, with kManyColumns; null for programs that have no such kernel.
-TileKernel tile_many_modes(const TileArguments &a);
+// Of common programs. Null for those that have no such kernel.
+TileKernel tile_20_channels(const TileArguments &a);
+TileKernel tile_many_modes(const TileArguments &a); // fp32, with kManyColumns
 
 } // namespace turbofno

@@ -11,13 +11,22 @@ namespace turbofno {
 namespace {
 
 // The kernel for a program of common networks.
-template <typename P, int FRAGMENTS, int COLUMNS, uint64_t PROGRAM> TileKernel common_kernel(const TileArguments &a) {
+template <typename P, int FRAGMENTS, int COLUMNS, uint64_t PROGRAM, int CHANNELS = 8 * FRAGMENTS>
+TileKernel common_kernel(const TileArguments &a) {
     const auto of_rows = [&](auto whole) {
         constexpr bool kWide = is_wide(PROGRAM), kWhole = decltype(whole)::value;
-        return a.tile.channels_last ? tile_program<P, FRAGMENTS, kWide, COLUMNS, PROGRAM, true, Layouts::kChannelsLast, kWhole>
-                                    : tile_program<P, FRAGMENTS, kWide, COLUMNS, PROGRAM, true, Layouts::kChannelsFirst, kWhole>;
+        return a.tile.channels_last ? tile_program<P, FRAGMENTS, kWide, COLUMNS, PROGRAM, CHANNELS, Layouts::kChannelsLast, kWhole>
+                                    : tile_program<P, FRAGMENTS, kWide, COLUMNS, PROGRAM, CHANNELS, Layouts::kChannelsFirst, kWhole>;
     };
     return a.plan.splits == 1 && a.plan.split_segments == 0 ? of_rows(std::true_type{}) : of_rows(std::false_type{});
+}
+
+// The kernel for the first of these common programs that serves the tile's, or null.
+template <typename P, int FRAGMENTS, int COLUMNS, int CHANNELS, uint64_t... PROGRAMS>
+TileKernel common_kernel_of(const TileArguments &a) {
+    TileKernel kernel = nullptr;
+    ((serves(PROGRAMS, a.tile) && (kernel = common_kernel<P, FRAGMENTS, COLUMNS, PROGRAMS, CHANNELS>(a))) || ...);
+    return kernel;
 }
 
 // The kernel for PROGRAM if it serves the tile's program, else that for one of the other programs, else the one that
@@ -27,8 +36,8 @@ TileKernel kernel_of_programs(const TileArguments &a) {
     if constexpr (PROGRAM == kLastActivated && 8 * FRAGMENTS != kLastActivatedWidth) {
         return kernel_of_programs<P, FRAGMENTS, COLUMNS, OTHERS...>(a);
     } else if constexpr (PROGRAM == 0) {
-        return a.plan.wide ? tile_program<P, FRAGMENTS, true, COLUMNS, 0, false, Layouts::kBoth>
-                           : tile_program<P, FRAGMENTS, false, COLUMNS, 0, false, Layouts::kBoth>;
+        return a.plan.wide ? tile_program<P, FRAGMENTS, true, COLUMNS, 0, 0, Layouts::kBoth>
+                           : tile_program<P, FRAGMENTS, false, COLUMNS, 0, 0, Layouts::kBoth>;
     } else {
         constexpr bool kWide = is_wide(PROGRAM);
         if (a.plan.wide != kWide || !serves(PROGRAM, a.tile)) return kernel_of_programs<P, FRAGMENTS, COLUMNS, OTHERS...>(a);
@@ -39,7 +48,7 @@ TileKernel kernel_of_programs(const TileArguments &a) {
             if constexpr (!kHasKernel) {
                 return kernel_of_programs<P, FRAGMENTS, COLUMNS>(a);
             } else {
-                return tile_program<P, FRAGMENTS, kWide, COLUMNS, PROGRAM, false, Layouts::kBoth>;
+                return tile_program<P, FRAGMENTS, kWide, COLUMNS, PROGRAM, 0, Layouts::kBoth>;
             }
         }
         return common_kernel<P, FRAGMENTS, COLUMNS, PROGRAM>(a);

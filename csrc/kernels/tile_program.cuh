@@ -69,8 +69,8 @@ constexpr bool kHasWgmma = true;
 constexpr bool kHasWgmma = false;
 #endif
 
-// A step in common networks (is_common in tile_programs.h), with what it has in common known at compile time.
-template <int FRAGMENTS, uint64_t PROGRAM> __device__ __forceinline__ turbofno_step common_step(turbofno_step step, int kind) {
+// A step in common networks (is_common in tile_programs.h) of so many CHANNELS, with what it has in common known at compile time.
+template <int CHANNELS, uint64_t PROGRAM> __device__ __forceinline__ turbofno_step common_step(turbofno_step step, int kind) {
     constexpr bool kInput = PROGRAM == kLifting;
     step.kind = kind;
     step.activation = common_activation(PROGRAM);
@@ -79,54 +79,56 @@ template <int FRAGMENTS, uint64_t PROGRAM> __device__ __forceinline__ turbofno_s
         step.channel_first = 1;
     } else {
         step.channel_first = 0;
-        step.channels = 8 * FRAGMENTS;
+        step.channels = CHANNELS;
     }
-    if (kind != kAddInput && !(kInput && kind == TURBOFNO_MLP)) step.terms = 8 * FRAGMENTS;
+    if (kind != kAddInput && !(kInput && kind == TURBOFNO_MLP)) step.terms = CHANNELS;
     if (PROGRAM == kLastActivated) {
         step.hidden = 0;
         return step;
     }
-    if (PROGRAM == kBlock && FRAGMENTS <= kMostFragments && kind == TURBOFNO_MLP) step.hidden = kCommonHidden;
+    if (PROGRAM == kBlock && CHANNELS <= 8 * kMostFragments && kind == TURBOFNO_MLP) step.hidden = kCommonHidden;
     if (kind == TURBOFNO_MLP || kind == TURBOFNO_PROJECT) {
         if (step.hidden == 0) __builtin_unreachable();
     }
     return step;
 }
 
-// WHOLE_ROWS: rows have one split and one segment.
 // COLUMNS: of a wgmma analysis (TilePlan::columns).
-template <typename P, int FRAGMENTS, bool WIDE, int COLUMNS, uint64_t PROGRAM, bool COMMON, Layouts LAYOUTS, bool WHOLE_ROWS = false>
-__global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, COLUMNS, COMMON), 1)
+// CHANNELS: of common networks; 0 for any network.
+// WHOLE_ROWS: rows have one split and one segment.
+template <typename P, int FRAGMENTS, bool WIDE, int COLUMNS, uint64_t PROGRAM, int CHANNELS, Layouts LAYOUTS, bool WHOLE_ROWS = false>
+__global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, COLUMNS, CHANNELS > 0), 1)
     tile_program(const __grid_constant__ TileArguments a) {
+    constexpr bool kCommon = CHANNELS > 0;
     constexpr bool WGMMA = COLUMNS > 0;
     if constexpr (WGMMA && !kHasWgmma) return;
     using Field = typename P::Field;
     using B = std::conditional_t<WGMMA, WgmmaOperandB<P>, MmaOperandB<P>>;
-    constexpr int kInputChunks = COMMON && PROGRAM == kLifting ? kMaxCommonInputs / 32 : ceil_div(FRAGMENTS, 4); // of an MLP
+    constexpr int kInputChunks = kCommon && PROGRAM == kLifting ? kMaxCommonInputs / 32 : ceil_div(FRAGMENTS, 4); // of an MLP
     // Common programs begin with an inverse DFT, an affine step and a map. They fill y with the offset and add the map first,
     // while the spectra of the row arrive; these take the factor.
-    constexpr bool kMapsFirst = COMMON && kind_of(PROGRAM, 0) == TURBOFNO_SYNTHESIS;
+    constexpr bool kMapsFirst = kCommon && kind_of(PROGRAM, 0) == TURBOFNO_SYNTHESIS;
     constexpr bool kStagesLate = kMapsFirst && WGMMA;
     constexpr bool kCopiesRows = kStagesLate && LAYOUTS == Layouts::kChannelsLast; // of spectra, each by one bulk copy
-    constexpr bool kStoresSplit = COMMON && P::kSplit && FRAGMENTS <= kMostFragments; // if it also analyses
-    constexpr bool kWindow = has_window(PROGRAM, COMMON);
+    constexpr bool kStoresSplit = kCommon && P::kSplit && FRAGMENTS <= kMostFragments; // if it also analyses
+    constexpr bool kWindow = has_window(PROGRAM, kCommon);
     extern __shared__ uint4 shared[];
     const turbofno_tile &t = a.tile;
     const TilePlan &plan = a.plan;
     // the shuffle tells the compiler that the warp index is uniform
-    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / kLanes, 0), first_channel = COMMON ? 0 : blockIdx.y * (8 * FRAGMENTS);
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / kLanes, 0), first_channel = kCommon ? 0 : blockIdx.y * (8 * FRAGMENTS);
     WarpGroupContext group;
     group.size = WGMMA ? kWarpgroupWarps : plan.group_warps;
     group.index = warp / group.size;
     group.rank = warp - group.index * group.size;
     group.lane = lane_index();
     const int lane = group.lane, lane_t = lane % 4;
-    const int pairs_all = COMMON ? FRAGMENTS / 2 : ceil_div(t.width, 16), tiles = ceil_div(t.points, kTilePoints);
+    const int pairs_all = kCommon ? FRAGMENTS / 2 : ceil_div(t.width, 16), tiles = ceil_div(t.points, kTilePoints);
     const int chunks = ceil_div(2 * t.modes, 32), columns = ceil_div(2 * t.next_modes, 8);
     const int splits = WHOLE_ROWS ? 1 : plan.splits, split_tiles = WHOLE_ROWS ? tiles : plan.split_tiles;
     const int split_segments = WHOLE_ROWS ? 0 : plan.split_segments, segment_tiles = WHOLE_ROWS ? tiles : plan.segment_tiles;
 
-    const auto step_of = [&](int i, int kind) { return COMMON ? common_step<FRAGMENTS, PROGRAM>(t.step[i], kind) : t.step[i]; };
+    const auto step_of = [&](int i, int kind) { return kCommon ? common_step<CHANNELS, PROGRAM>(t.step[i], kind) : t.step[i]; };
 
     // prologue: weights and tables, all in flight at once; it may overlap the previous kernel unless that one writes them
     if (!t.weights_settled) pdl_wait();
@@ -165,7 +167,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, COLUMNS, COMMO
 #pragma unroll 1
         for (int i = 0; i < t.steps; ++i) copy_weights(i, t.step[i].kind);
     }
-    const bool on_chip = COMMON || plan.synthesis_on_chip;
+    const bool on_chip = kCommon || plan.synthesis_on_chip;
     if (on_chip) {
         copy_words(shared + plan.synthesis_at, t.synthesis, plan.segment_tiles * chunks * 2 * P::kPlanes * kLanes);
     }
@@ -211,8 +213,8 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, COLUMNS, COMMO
         unit.at.point = first_point(unit.split);
         return unit;
     };
-    const int prefetch_first = COMMON ? first_prefetched(PROGRAM, FRAGMENTS) : plan.prefetch_first;
-    const int prefetch_last = COMMON ? last_prefetched(PROGRAM, FRAGMENTS) : plan.prefetch_last;
+    const int prefetch_first = kCommon ? first_prefetched(PROGRAM, FRAGMENTS) : plan.prefetch_first;
+    const int prefetch_last = kCommon ? last_prefetched(PROGRAM, FRAGMENTS) : plan.prefetch_last;
     const turbofno_step &prefetched = t.step[max(prefetch_first, 0)];
     uint4 *const buffer = own + plan.prefetch_at + group.rank * plan.prefetch_words;
     PrefetchBuffer prefetch(buffer + 1, buffer, prefetch_first >= 0, lane);
@@ -229,12 +231,12 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, COLUMNS, COMMO
     const int read_outer = kWindow ? int(t.window.outer) : outer, read_points = kWindow ? t.window.points : t.points;
     const auto prefetch_points = [&](const TilePosition &at, int point) {
         if (prefetch_first < 0 || point >= t.points) return;
-        const int bytes = pitch_of<Field>(COMMON ? 8 * FRAGMENTS : prefetched.channels) * int(sizeof(Field));
+        const int bytes = pitch_of<Field>(kCommon ? CHANNELS : prefetched.channels) * int(sizeof(Field));
         const auto *from = static_cast<const char *>(prefetched.field) + (int64_t(of_window(at).row) * read_points + point) * bytes;
         prefetch.load_async(from, min(kTilePoints, t.points - point) * bytes, a.fields_policy, lane);
     };
     float2 *const copied = plan.copied_at < 0 ? nullptr : reinterpret_cast<float2 *>(own + plan.copied_at);
-    const auto spectra_channels = [&] { return COMMON ? 8 * FRAGMENTS : here(t.channels); };
+    const auto spectra_channels = [&] { return kCommon ? CHANNELS : here(t.channels); };
     // Where late staging finds the copy's place in use before, the copy starts when a row begins, else while the last one is computed.
     const bool copies_early = !kStagesLate || (kCopiesRows && plan.copied_at < plan.sums_at);
     PrefetchBuffer row_spectra(own + plan.copied_at, own + plan.barrier_at, kCopiesRows && copied != nullptr && group.rank == 0, lane);
@@ -396,7 +398,7 @@ __global__ void __launch_bounds__(32 * max_warps(FRAGMENTS, WIDE, COLUMNS, COMMO
                         break;
                     case TURBOFNO_ADD_MAP: {
                         const B map(shared + plan.first_at[i], step.terms, FRAGMENTS / 2, lane);
-                        read(0, [&](const auto &x) { add_map<P, (COMMON && FRAGMENTS > kMostFragments)>(values, x, step.terms, map); });
+                        read(0, [&](const auto &x) { add_map<P, (kCommon && FRAGMENTS > kMostFragments)>(values, x, step.terms, map); });
                         break;
                     }
                     case TURBOFNO_ADD_GATE:

@@ -10,8 +10,8 @@ constexpr int kTilePoints = 16; // points of a warp's tile
 constexpr int kMaxFragments = 16; // fragments of a tile, 8 channels each
 constexpr int kMaxProjected = 16; // output channels of a projection
 constexpr int kWarpgroupWarps = 4; // warps of a warpgroup
-// Columns of a wgmma analysis: fragments of 8 cosines and sines. Only common programs of 32 channels at fp32 have many
-// (tile_many_modes.cu).
+// Columns of a wgmma analysis: fragments of 8 cosines and sines. Only common programs of 20 or 32 channels at fp32 have many
+// (tile_20_channels.cu, tile_many_modes.cu).
 constexpr int kWgmmaColumns = 4, kManyColumns = 8, kModesOfColumn = 4;
 constexpr int kSegmentedFragments = 8; // most fragments of a wgmma analysis by segments; more would serialise the products
 

@@ -81,6 +81,10 @@ constexpr int kMostFragments = 8; // of these kernels
 // without an MLP are faster as two blocks of 64 channels.
 constexpr uint64_t kWidePrograms[] = {kBlock, kNormedBlock, kLastNormedBlock, kLifting};
 
+// Plain layers, which have kernels for 20 channels, too.
+constexpr uint64_t kPlainPrograms[] = {kFirstLayer, kLayer, kLastLayer};
+constexpr int kPlainChannels = 20;
+
 // The first and last step that read the prefetched field in common networks (find_prefetch in tile_plan.cpp); -1 if none does.
 // The input of a network is channel first, so it is not prefetched.
 TURBOFNO_HOST_DEVICE constexpr int first_prefetched(uint64_t program, int fragments) {
@@ -110,19 +114,25 @@ template <size_t COUNT> bool any_serves(const uint64_t (&programs)[COUNT], const
     return false;
 }
 
+// True for a plain program whose spectra have kPlainChannels.
+inline bool is_plain_of_20(const turbofno_tile &tile) {
+    return tile.width == 32 && tile.channels == kPlainChannels && any_serves(kPlainPrograms, tile);
+}
+
 constexpr int kMaxCommonInputs = 32;
 // Of kBlock's MLP with at most kMostFragments: one chunk, so that its input and its result need not be in registers together.
 constexpr int kCommonHidden = 32;
 
 // True for what most networks have in common: every activation is GELU (common_activation), spectra and all fields but the network's
-// own have as many channels as the tile, and these fields are channels last. The network's input has few channels, and of up to 64
-// channels an MLP before an analysis has at most 32 hidden ones (zero-padded). The kernels for such programs take a sixth fewer
-// instructions, and fewer registers.
+// own have as many channels as the tile, or in plain programs 20 of a tile of 32, and these fields are channels last. The network's
+// input has few channels, and of up to 64 channels an MLP before an analysis has at most 32 hidden ones (zero-padded). The kernels for
+// such programs take a sixth fewer instructions, and fewer registers.
 inline bool is_common(const turbofno_tile &tile, int width) {
     const bool lifting = serves(kLifting, tile), block = serves(kBlock, tile), first = serves(kFirstLayer, tile);
     const bool activated = serves(kLastActivated, tile);
     if (activated && width != kLastActivatedWidth) return false;
-    if ((tile.modes > 0 || tile.next_modes > 0) && tile.channels != width) return false;
+    const int channels = is_plain_of_20(tile) ? kPlainChannels : width;
+    if ((tile.modes > 0 || tile.next_modes > 0) && tile.channels != channels) return false;
     for (int i = 0; i < tile.steps; ++i) {
         const turbofno_step &step = tile.step[i];
         const bool maps = step.kind == TURBOFNO_MLP || step.kind == TURBOFNO_PROJECT;
@@ -133,9 +143,9 @@ inline bool is_common(const turbofno_tile &tile, int width) {
         if (maps && (step.hidden == 0) != activated) return false;
         if (step.kind == TURBOFNO_MLP && block && width <= 8 * kMostFragments && step.hidden != kCommonHidden) return false;
         if (input && (!first || width > 8 * kMostFragments)) return false;
-        if (((step.kind == TURBOFNO_ADD_MAP && !input) || (maps && !lifting)) && step.terms != width) return false;
+        if (((step.kind == TURBOFNO_ADD_MAP && !input) || (maps && !lifting)) && step.terms != channels) return false;
         if (maps && lifting && step.terms > kMaxCommonInputs) return false;
-        if (step.channel_first != own || (!own && step.channels != width)) return false;
+        if (step.channel_first != own || (!own && step.channels != channels)) return false;
     }
     return true;
 }

@@ -15,7 +15,7 @@ using namespace turbofno;
 
 static constexpr int kLanes = 32;
 static int wrong = 0, checked = 0, splits = 0, cut = 0, prefetched = 0, with_wgmma = 0, with_many_modes = 0, segments = 0, common = 0;
-static int shared_copies = 0, own_copies = 0, of_inputs = 0, of_128 = 0, windows = 0, projected_at_once = 0;
+static int shared_copies = 0, own_copies = 0, of_inputs = 0, of_128 = 0, of_20 = 0, windows = 0, projected_at_once = 0;
 
 static void expect(bool holds, const char *what, const turbofno_tile &t) {
     if (holds) return;
@@ -161,6 +161,11 @@ static void check(const turbofno_tile &t) {
     expect(!p.maps_few || (of_input && t.step[2].terms <= 6), "few channels of the input are mapped on ordinary cores", t);
     expect(prepared.maps_few == p.maps_few, "the caller packs the weights of such a map", t);
     expect(!p.common || 8 * p.fragments == t.width, "common programs have all channels in a tile", t);
+    const bool plain = t.step[0].kind == TURBOFNO_SYNTHESIS && t.step[2].kind == TURBOFNO_ADD_MAP &&
+                       (t.steps == 4 ? t.step[3].kind == TURBOFNO_PROJECT : t.step[4].kind == TURBOFNO_STORE);
+    const bool of_plain_20 = t.channels == 20 && t.width == 32 && plain;
+    expect(!p.common || t.channels == t.width || of_plain_20, "and no others, but plain ones of 20 channels", t);
+    of_20 += p.common && t.channels < t.width;
     const turbofno_step &last = t.step[t.steps - 1];
     const bool projects = last.kind == TURBOFNO_PROJECT, whole = t.window.points == t.points && t.window.outer == t.outer;
     expect(whole || (p.common && projects), "only kernels for common last layers compute a window", t);
@@ -189,16 +194,16 @@ static void add(turbofno_tile &t, const turbofno_step &s) { t.step[t.steps++] = 
 
 // The begin of a layer as most networks have it: its map is of x, or of so many channels of the network's input.
 static void begin_layer(turbofno_tile &t, int input) {
-    add(t, step(TURBOFNO_SYNTHESIS, t.width));
-    add(t, step(TURBOFNO_AFFINE, t.width));
-    add(t, step(TURBOFNO_ADD_MAP, input > 0 ? input : t.width, input > 0 ? input : t.width));
+    add(t, step(TURBOFNO_SYNTHESIS, t.channels));
+    add(t, step(TURBOFNO_AFFINE, t.channels));
+    add(t, step(TURBOFNO_ADD_MAP, input > 0 ? input : t.channels, input > 0 ? input : t.channels));
     t.step[t.steps - 1].channel_first = input > 0;
 }
 
 static void go_on_with_mlp(turbofno_tile &t) {
-    add(t, step(TURBOFNO_MLP, t.width, t.width, 32));
-    add(t, step(TURBOFNO_ADD_GATE, t.width));
-    add(t, step(TURBOFNO_ACTIVATE, t.width));
+    add(t, step(TURBOFNO_MLP, t.channels, t.channels, 32));
+    add(t, step(TURBOFNO_ADD_GATE, t.channels));
+    add(t, step(TURBOFNO_ACTIVATE, t.channels));
 }
 
 static void activate_all(turbofno_tile &t, int activation) {
@@ -241,15 +246,16 @@ struct Draw {
         t.width = ceil_div(channels, 16) * 16;
         const auto add = [&](const turbofno_step &s) { ::add(t, s); };
         if (random() % 4 == 0) { // a layer as most networks have it
-            t.channels = t.width = of({16, 32, 64, 128});
+            t.channels = of({16, 20, 32, 64, 128});
+            t.width = round_up(t.channels, of({16, 16, 16, 64}));
             t.modes = modes();
             begin_layer(t, of({0, 0, 1, 4, 6, 7}));
             if (random() % 3 == 0) { // the last one
                 if (coin()) {
-                    add(step(TURBOFNO_PROJECT, 1, t.width, 64));
+                    add(step(TURBOFNO_PROJECT, 1, t.channels, 64));
                 } else {
-                    add(step(TURBOFNO_ACTIVATE, t.width));
-                    add(step(TURBOFNO_PROJECT, 1, t.width));
+                    add(step(TURBOFNO_ACTIVATE, t.channels));
+                    add(step(TURBOFNO_PROJECT, 1, t.channels));
                 }
                 turbofno_step &last = t.step[t.steps - 1];
                 last.channel_first = 1;
@@ -257,11 +263,11 @@ struct Draw {
                 if (last.hidden == 0) last.activation = TURBOFNO_NONE;
                 return t;
             }
-            add(step(TURBOFNO_ACTIVATE, t.width));
+            add(step(TURBOFNO_ACTIVATE, t.channels));
             if (coin()) go_on_with_mlp(t);
-            add(step(TURBOFNO_STORE, t.width));
+            add(step(TURBOFNO_STORE, t.channels));
             activate_all(t, TURBOFNO_GELU);
-            if (coin()) t.next_modes = t.modes, add(step(TURBOFNO_ANALYZE, t.width));
+            if (coin()) t.next_modes = t.modes, add(step(TURBOFNO_ANALYZE, t.channels));
             return t;
         }
         if (coin()) {
@@ -306,50 +312,72 @@ struct Draw {
     }
 };
 
-// The programs and shapes with which tests/turbofno_ops/test_cuda_programs.py runs the kernels of many modes take these.
-static void check_many_modes() {
+// The programs and shapes with which tests/turbofno_ops/test_cuda_programs.py runs rare kernels take these.
+static void check_tested_plans() {
     struct Shape {
         int64_t batch, outer;
         int points, modes;
     };
-    enum Program { kOfField, kOfInput, kOfBlock, kOfNorm, kOfLifting, kPrograms };
+    enum Program { kOfField, kOfInput, kOfBlock, kOfNorm, kOfLifting, kLast };
+    const auto program_of = [](Program program, int channels, const Shape &shape) {
+        turbofno_tile t{};
+        t.batch = shape.batch, t.outer = shape.outer, t.points = shape.points;
+        t.next_modes = program == kLast ? 0 : shape.modes;
+        t.width = 32, t.channels = channels;
+        t.precision = TURBOFNO_FP32;
+        t.multiprocessors = 132, t.shared_bytes = 227 * 1024, t.warpgroups = 1;
+        t.window = {t.outer, t.points, int(t.outer), int(t.outer), 0};
+        if (program <= kOfBlock || program == kLast) {
+            t.modes = shape.modes;
+            begin_layer(t, program == kOfInput ? 3 : 0);
+            if (program != kLast) add(t, step(TURBOFNO_ACTIVATE, channels));
+            if (program == kOfBlock) go_on_with_mlp(t);
+        } else if (program == kOfNorm) {
+            add(t, step(TURBOFNO_LOAD, channels));
+            add(t, step(TURBOFNO_AFFINE, channels));
+            t.step[1].per_sample = 1;
+            add(t, step(TURBOFNO_ACTIVATE, channels));
+        } else {
+            add(t, step(TURBOFNO_LOAD, 3));
+            t.step[0].channel_first = 1;
+            add(t, step(TURBOFNO_MLP, channels, 3, 64));
+        }
+        if (program == kLast) {
+            add(t, step(TURBOFNO_PROJECT, 2, channels, 128));
+            t.step[3].channel_first = 1;
+        } else {
+            add(t, step(TURBOFNO_STORE, channels));
+            add(t, step(TURBOFNO_ANALYZE, channels));
+        }
+        activate_all(t, TURBOFNO_GELU);
+        return t;
+    };
     for (const Shape &shape : {Shape{1, 5, 64, 18}, Shape{17, 1, 1000, 22}, Shape{8, 128, 128, 30}}) {
-        for (int program = 0; program < kPrograms; ++program) {
-            turbofno_tile t{};
-            t.batch = shape.batch, t.outer = shape.outer, t.points = shape.points, t.next_modes = shape.modes;
-            t.width = t.channels = 32;
-            t.precision = TURBOFNO_FP32;
-            t.multiprocessors = 132, t.shared_bytes = 227 * 1024, t.warpgroups = 1;
-            t.window = {t.outer, t.points, int(t.outer), int(t.outer), 0};
-            if (program <= kOfBlock) {
-                t.modes = shape.modes;
-                begin_layer(t, program == kOfInput ? 3 : 0);
-                add(t, step(TURBOFNO_ACTIVATE, 32));
-                if (program == kOfBlock) go_on_with_mlp(t);
-            } else if (program == kOfNorm) {
-                add(t, step(TURBOFNO_LOAD, 32));
-                add(t, step(TURBOFNO_AFFINE, 32));
-                t.step[1].per_sample = 1;
-                add(t, step(TURBOFNO_ACTIVATE, 32));
-            } else {
-                add(t, step(TURBOFNO_LOAD, 3));
-                t.step[0].channel_first = 1;
-                add(t, step(TURBOFNO_MLP, 32, 3, 64));
-            }
-            add(t, step(TURBOFNO_STORE, 32));
-            add(t, step(TURBOFNO_ANALYZE, 32));
-            activate_all(t, TURBOFNO_GELU);
+        const auto has_many = [&](Program program, int channels) {
+            const turbofno_tile t = program_of(program, channels, shape);
             expect(plan(t).columns == kManyColumns, "a kernel of many modes is tested", t);
+        };
+        for (const Program program : {kOfField, kOfInput, kOfBlock, kOfNorm, kOfLifting}) has_many(program, 32);
+        for (const Program program : {kOfField, kOfInput}) has_many(program, 20);
+    }
+    for (const Shape &shape : {Shape{32, 66, 66, 12}, Shape{32, 130, 130, 12}}) {
+        for (const Program program : {kOfField, kOfInput, kLast}) {
+            const turbofno_tile t = program_of(program, 20, shape);
+            const TilePlan p = plan(t);
+            expect(p.common && !p.wgmma() && p.splits == 1, "a common kernel of 20 channels by mma.sync is tested", t);
+            expect(shape.points < 130 || p.copied_at >= 0, "with a copy of the spectra", t);
         }
     }
+    const turbofno_tile t = program_of(kOfField, 20, {1, 128, 2048, 24});
+    expect(plan(t).copied_at > plan(t).sums_at, "a copy of spectra where y is staged later is tested with 20 channels", t);
 }
 
 int main(int count, char **arguments) {
-    check_many_modes();
+    check_tested_plans();
     Draw draw;
     draw.random.seed(count > 1 ? std::strtoull(arguments[1], nullptr, 10) : 0);
     const auto one_kind_is_missing = [] {
-        for (const int kind : {splits, segments, cut, prefetched, with_wgmma, with_many_modes, common, of_inputs, of_128,
+        for (const int kind : {splits, segments, cut, prefetched, with_wgmma, with_many_modes, common, of_inputs, of_128, of_20,
                                projected_at_once, windows, own_copies, shared_copies}) {
             if (kind == 0) return true;
         }
@@ -358,9 +386,9 @@ int main(int count, char **arguments) {
     // the rarest kind is drawn about once in a thousand times
     for (int i = 0; i < 5000 || (one_kind_is_missing() && i < 100000); ++i) check(draw.tile());
     std::printf("%d plans, %d of split rows, %d of segments, %d of cut channels, %d with prefetch, %d with wgmma, %d of many "
-                "modes, %d common, %d of them of the input, %d of 128 channels, %d projected at once, %d of windows, %d and %d that copy "
-                "spectra to a place of their own and to a shared one\n",
-                checked, splits, segments, cut, prefetched, with_wgmma, with_many_modes, common, of_inputs, of_128, projected_at_once,
-                windows, own_copies, shared_copies);
+                "modes, %d common, %d of them of the input, %d of 128 channels, %d of 20 channels, %d projected at once, %d of windows, "
+                "%d and %d that copy spectra to a place of their own and to a shared one\n",
+                checked, splits, segments, cut, prefetched, with_wgmma, with_many_modes, common, of_inputs, of_128, of_20,
+                projected_at_once, windows, own_copies, shared_copies);
     return wrong != 0 || checked < 1000 || one_kind_is_missing();
 }

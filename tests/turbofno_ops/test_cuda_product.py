@@ -180,20 +180,22 @@ def test_many_modes_of_powers_of_two_are_transformed_by_ffts(
 
 
 @pytest.mark.usefixtures("served_shapes")
-@pytest.mark.parametrize(("count", "kept"), [(2, 32), (2, 33), (3, 32)])
-@pytest.mark.parametrize(("rows", "out_rows"), [(64, 64), (64, 40), (40, 128)])
-def test_slabs_are_transformed_by_ffts_of_the_whole_axis(
-    count: int, kept: int, rows: int, out_rows: int, launched: list[str]
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("reached", [False, True])
+@pytest.mark.parametrize(("rows", "out_rows"), [(64, 64), (64, 128), (128, 64), (80, 64)])
+def test_two_slabs_that_keep_half_of_an_axis_are_transformed_by_ffts(
+    rows: int, out_rows: int, sharded: bool, reached: bool, launched: list[str]
 ) -> None:
-    modes = kept, 33, 4
+    count = 2
+    modes = 32, 33, 4
     spectra = torch.randn(2, 3, rows, 64, 4, dtype=torch.complex64)
     weight = torch.randn(*modes, 3, 2, dtype=torch.complex64)
     z = mix(_gemm.analyze_others(spectra, modes[:2]), weight)
     found = mixed_in_slabs(
-        count, spectra, weight, (out_rows, 64, 16), sharded=count == 3, reached=kept == 32
+        count, spectra, weight, (out_rows, 64, 16), sharded=sharded, reached=reached
     )
     assert relative(found, _gemm.synthesize_others(z, (out_rows, 64))) < 1e-6
-    dense = (rows == 40) + (out_rows == 40)
+    dense = (rows != 64) + (out_rows != 64)
     assert launched.count("transform_axis") == 2 * count * dense
     assert launched.count("mixed_radix_fft") == 2 * count * (4 - dense)
 
@@ -260,15 +262,15 @@ BATCHED = ["batched_spectral_product"]
         (
             {
                 "modes": (64, 32),
-                "size": (60, 128),
-                "out_size": (60, 128),
+                "size": (100, 128),
+                "out_size": (100, 128),
                 "cut": (256, 256),
                 "clusters": 0,
             },
             SEPARATE,
         ),
         (
-            {"modes": (64, 32), "size": (100, 128), "cut": (256, 421), "clusters": 0},
+            {"modes": (128, 32), "size": (128, 128), "cut": (256, 421), "clusters": 0},
             ["mixed_radix_fft", "multiply_modes", "transform_axis"],
         ),
         ({"c_in": 33}, SEPARATE),
