@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     State: TypeAlias = "torch.Tensor | Fields | SlabState"
     """Fields of one rollout, [n, channels, *grid]: on the host before the first turn, then on the device or devices."""
 
+T = TypeVar("T")
 
 Execution = Literal["none", "chain", "graph", "replay", "module", "slabs"]
 
@@ -125,3 +126,9 @@ class Steppable(_Model, Protocol):
 
     def advance(self, states: list[State], wanted: list[list[int]], *, steps: int) -> Turn:
         """Advance rollouts by `steps` steps in one batch, with the frames of each one's `wanted` steps."""
+
+
+def signals_of_all(parts: Sequence[Mapping[str, T]]) -> dict[str, list[T]]:
+    """Signal -> what each part has of it, for the signals that all have: a part whose evaluation failed has none."""
+    names = [name for name in parts[0] if all(name in part for part in parts)]
+    return {name: [part[name] for part in parts] for name in names}

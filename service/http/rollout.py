@@ -21,6 +21,7 @@ from turbofno.service.engine.interface import (
     status_of,
     unread_bytes,
 )
+from turbofno.service.engine.runnable import signals_of_all
 from turbofno.service.errors import BadRequest, BlowUp, NotRollable, PayloadTooLarge
 from turbofno.service.http import openapi
 from turbofno.service.http.call import Call, Operation, Reply
@@ -222,7 +223,7 @@ async def rollout(call: Call) -> Reply:
     warnings = (*warnings, *(text for frame in frames for text in warnings_of(frame)))
     for one in frames:
         one.fields = None
-    trust = _trust_of(frames)
+    trust = signals_of_all([frame.trust for frame in frames])
     status = status_of(config, engine)
     answer = ResponseData(
         served.name, served.version, outputs, served.units,
@@ -267,15 +268,6 @@ def _hold_frames(call: Call, job: RolloutRequest, codec: Codec) -> None:
             f"(Accept: {RECORDS.media_type})"
         )
     call.admitted.hold(2 * fields.nbytes + size)
-
-
-def _trust_of(frames: list[Frame]) -> dict[str, list[tuple[float, ...]]]:
-    """The trust signals present in every frame."""
-    return {
-        name: [frame.trust[name] for frame in frames]
-        for name in frames[0].trust
-        if all(name in frame.trust for frame in frames)
-    }
 
 
 def _outputs(frames: list[Frame], config: ModelConfig, form: Form) -> dict[str, Fields]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from turbofno.service.engine.interface import Fields, Frame, RolloutRequest, unread_bytes
 from turbofno.service.engine.out_of_memory import out_of_memory, release_frames
+from turbofno.service.engine.runnable import signals_of_all
 from turbofno.service.errors import (
     BlowUp,
     DeadlineExceeded,
@@ -275,6 +276,7 @@ class _Group:
         self.metrics.rollout_steps.labels(*labels).inc(fields * steps)
         self.metrics.rollout_batch_size.labels(*labels).observe(fields)
         for index, member in enumerate(chosen):
+            signals = signals_of_all([turn.trust[index] for turn in turns])
             member.advance(
                 [turn.states[index] for turn in turns],
                 {
@@ -282,7 +284,7 @@ class _Group:
                     for step in wanted[index]
                 },
                 _concatenate([turn.excess[index] for turn in turns], axis=1),
-                _concatenate_signals([turn.trust[index] for turn in turns]),
+                {name: _concatenate(values, axis=1) for name, values in signals.items()},
                 steps,
             )
         # Requeue them behind the others, unless they left meanwhile.
@@ -339,14 +341,6 @@ class _Group:
 
 def _concatenate(parts: list[NDArray[np.float32]], axis: int = 0) -> NDArray[np.float32]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis)
-
-
-def _concatenate_signals(
-    parts: list[dict[str, NDArray[np.float32]]],
-) -> dict[str, NDArray[np.float32]]:
-    """The signals present in all parts, each [steps, n]: a part whose evaluation failed has none."""
-    shared = [name for name in parts[0] if all(name in part for part in parts)]
-    return {name: _concatenate([part[name] for part in parts], axis=1) for name in shared}
 
 
 def _blow_up(step: int, excess: NDArray[np.float32]) -> BlowUp:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from turbofno.models.trust.signals import Signals
-from turbofno.service.engine.runnable import ModelOutput, Ran, SlabState, Turn
+from turbofno.service.engine.runnable import ModelOutput, Ran, SlabState, Turn, signals_of_all
 from turbofno.service.runtime.rollout_turn import Excess
 from turbofno.service.runtime.slabs import Start
 from turbofno_ops import ChainRefused
@@ -105,10 +105,8 @@ class SlabModel:
         )
         seconds = time.perf_counter() - gathered
         ran = Ran(network.backend, network.precision, "slabs")
-        judged = [self._judged(part) for part in inputs]
-        # A part whose evaluation failed has no signals.
-        names = [name for name in judged[0] if all(name in one for one in judged)]
-        trust = {name: [*chain.from_iterable(one[name] for one in judged)] for name in names}
+        signals = signals_of_all([self._judged(part) for part in inputs])
+        trust = {name: [*chain.from_iterable(values)] for name, values in signals.items()}
         return ModelOutput(whole, ran, gathered - started, seconds, trust, sum(totals))
 
     def advance(
