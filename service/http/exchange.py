@@ -130,10 +130,8 @@ class Exchange(Call):
     @property
     def awaits_body(self) -> bool:
         """True if the rest of the body is announced and will follow at once, into pieces or its place."""
-        if self._expects_continue:
-            return False
         declared = self.declared_bytes
-        if declared is None:
+        if self._expects_continue or declared is None:
             return False
         # Bytes behind the last request's body must be read, or closing would reset the connection.
         in_place = self.keep_alive and self.aligned_at is not None

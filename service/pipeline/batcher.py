@@ -184,10 +184,9 @@ class _Queue:
         self.lanes[flow] = OrderedDict(sorted(self.lanes[flow].items()))
 
     def discard(self, ticket: Ticket) -> None:
-        if ticket.order in self.lanes.get(ticket.kind.flow, ()):
+        lane = self.lanes.get(ticket.kind.flow)
+        if lane is not None and lane.pop(ticket.order, None) is not None:
             self.fields -= ticket.waiting
-            lane = self.lanes[ticket.kind.flow]
-            del lane[ticket.order]
             if not lane:
                 del self.lanes[ticket.kind.flow]
 
