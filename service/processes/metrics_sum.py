@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -63,18 +62,16 @@ def _labelled(family: Metric, process: str) -> Metric:
 
 
 def _merge(processes: Iterable[Iterable[Metric]]) -> list[Metric]:
-    merged: dict[str, Metric] = {}
-    values: defaultdict[str, dict[tuple[str, frozenset[tuple[str, str]]], float]] = defaultdict(
-        dict
-    )
+    merged: dict[str, tuple[Metric, dict[tuple[str, frozenset[tuple[str, str]]], float]]] = {}
     for family in chain.from_iterable(processes):
-        merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+        empty = Metric(family.name, family.documentation, family.type)
+        _, known = merged.setdefault(family.name, (empty, {}))
         usual = min if family.name.endswith("_created") else float.__add__
-        combine, known = _GAUGES.get(family.name, usual), values[family.name]
+        combine = _GAUGES.get(family.name, usual)
         for sample in family.samples:
             key = (sample.name, frozenset(sample.labels.items()))
             known[key] = combine(known[key], sample.value) if key in known else sample.value
-    for name, family in merged.items():
-        for (sample_name, labels), value in values[name].items():
-            family.add_sample(sample_name, dict(labels), value)
-    return list(merged.values())
+    for family, values in merged.values():
+        for (name, labels), value in values.items():
+            family.add_sample(name, dict(labels), value)
+    return [family for family, _ in merged.values()]
