@@ -89,7 +89,8 @@ class Batcher:
         """Put tickets of one kind, which were joined, where they were in their lane."""
         self.add(*tickets)
         kind = tickets[0].kind
-        self._queues[kind.bucket].sort(kind.flow)
+        lanes = self._queues[kind.bucket].lanes
+        lanes[kind.flow] = OrderedDict(sorted(lanes[kind.flow].items()))
 
     def limit(self, kind: Kind) -> int:
         lowered = self.lowered.get(kind.bucket)
@@ -179,9 +180,6 @@ class _Queue:
     def add(self, flow: Flow, tickets: Sequence[Ticket]) -> None:
         self.lanes.setdefault(flow, OrderedDict()).update([(one.order, one) for one in tickets])
         self.fields += sum([one.size for one in tickets])
-
-    def sort(self, flow: Flow) -> None:
-        self.lanes[flow] = OrderedDict(sorted(self.lanes[flow].items()))
 
     def discard(self, ticket: Ticket) -> None:
         lane = self.lanes.get(ticket.kind.flow)
