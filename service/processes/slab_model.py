@@ -113,7 +113,7 @@ class SlabModel:
         self, states: Sequence[State], wanted: Sequence[Sequence[int]], *, steps: int
     ) -> Turn:
         group = self._group
-        starts, news, frames, counts = [], [], [], []
+        starts, news, frames = [], [], []
         for state, steps_wanted in zip(states, wanted, strict=True):
             assert not isinstance(state, torch.Tensor)
             if isinstance(state, SlabState):
@@ -127,7 +127,6 @@ class SlabModel:
             news.append(new)
             shape = (len(state), self._config.architecture.out_channels, *grid)
             frames.append({step: group.memory.array(shape) for step in steps_wanted})
-            counts.append(len(state))
         energies = group.run(
             "advance",
             self._number,
@@ -145,8 +144,8 @@ class SlabModel:
             frames=frames,
             excess=[self._excess.of(energy).numpy() for energy in sums],
             trust=[
-                self._judged_steps(start.fields, of_steps, (steps, count))
-                for start, of_steps, count in zip(starts, frames, counts, strict=True)
+                self._judged_steps(start.fields, of_steps, (steps, len(new)))
+                for start, of_steps, new in zip(starts, frames, news, strict=True)
             ],
         )
 
