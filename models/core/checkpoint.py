@@ -22,6 +22,7 @@ from turbofno.models.core.config import (
 from turbofno.models.core.files import FileRefused, read_inside
 from turbofno.models.core.fno import FNO
 from turbofno.models.core.registry import CONFIG_FILE
+from turbofno.models.core.validation import described
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -138,10 +139,7 @@ def _read_config(path: Path, folders: tuple[Path, ...]) -> ModelConfig:
     try:
         return ModelConfig.model_validate_json(_read(file, folders, _CONFIG_BYTES))
     except ValidationError as error:
-        where = "; ".join(
-            f"{'.'.join(map(str, item['loc'])) or 'file'}: {item['msg']}" for item in error.errors()
-        )
-        raise CheckpointError(f"{file}: {where}") from None
+        raise CheckpointError(f"{file}: {described(error, 'file')}") from None
 
 
 def _read(file: Path, folders: tuple[Path, ...], limit: int) -> bytes:

@@ -21,6 +21,7 @@ from turbofno.models.core.config import Channel, FNOArchitecture, GridSpec, Mode
 from turbofno.models.core.fno import FNO
 from turbofno.models.core.registry import CONFIG_FILE
 from turbofno.models.core.regrid import Boundary
+from turbofno.models.core.validation import described
 from turbofno.models.importers.detect import Checkpoint, convert, describe, read_checkpoint
 from turbofno.models.importers.normalizers import (
     Normalizing,
@@ -177,9 +178,7 @@ def _config(
             sha256="0" * 64,
         )
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ImportRefused(f"{where}: {first['msg']}".removeprefix(": ")) from None
+        raise ImportRefused(described(error, CONFIG_FILE)) from None
 
 
 def _channels(names: Sequence[str] | None, prefix: str, count: int) -> tuple[Channel, ...]:

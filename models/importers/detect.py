@@ -9,8 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from torch import Tensor
 
+from turbofno.models.core.validation import described
 from turbofno.models.importers import neuraloperator, original, physicsnemo, the_well
 from turbofno.models.importers.archive import Archive, is_tar, is_zip
 from turbofno.models.importers.formats import Format
@@ -115,9 +117,8 @@ def _refusing_inconsistency(path: Path) -> Iterator[None]:
         ArithmeticError,
         RuntimeError,
     ) as error:
-        raise ImportRefused(
-            f"{path}: its tensors and settings are inconsistent: {error}"
-        ) from error
+        why = described(error, "network") if isinstance(error, ValidationError) else error
+        raise ImportRefused(f"{path}: its tensors and settings are inconsistent: {why}") from error
 
 
 def _refuse_shared_storage(tensors: dict[str, Tensor]) -> None:

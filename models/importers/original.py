@@ -44,6 +44,7 @@ from turbofno.models.importers.result import Imported, Options
 Grid = Literal["endpoints", "periodic", "cell-centres", "none"]
 Layout = Literal["in-out", "out-in"]
 Script = Literal["fourier_1d", "fourier_2d", "fourier_2d_time", "fourier_3d", "pdebench"]
+_IN_2D: tuple[Script, ...] = ("fourier_2d", "fourier_2d_time")
 
 _SUPPORTED = (
     "fc0, fc1, fc2 or p, q; conv{i}.weights{k}; w{i}; mlp{i}.mlp1, mlp{i}.mlp2; bn{i} "
@@ -109,11 +110,11 @@ def import_original(
     Args:
         tensors: its state dict; a prefix of all keys, such as `module.`, is removed.
         options: overrides of the recipe.
-        script: the script whose recipe applies; None: chosen by the shapes.
+        script: the script whose recipe applies; None: by the setting `script`, the number of axes, or `pickled`.
         pickled: what the pickled module of the tensors shows; None: without a module.
 
     Raises:
-        ImportRefused: keys or shapes of no such script, unknown settings.
+        ImportRefused: keys or shapes of no such script, or of two of them; unknown settings.
     """
     prefix = _wrapper(tensors)
     plain = inside_wrapper(tensors, prefix)
@@ -121,7 +122,7 @@ def import_original(
     source = Tensors({key.removeprefix("conv1."): t for key, t in plain.items()}
                      if found.generation == "A" else plain)  # fmt: skip
     norms = {} if pickled is None else pickled.norms
-    script = _script(found, options, script, stepping=bool(norms.get("instance")))
+    script = _script(found, options, script, pickled)
     usual = _recipe(found, script)
     padding = None if pickled is None else pickled.padding
     if padding is not None and any(usual.padding) and options.given.get("padding") is None:
@@ -221,18 +222,46 @@ def _find(tensors: Mapping[str, Tensor]) -> _Found:
     )
 
 
-def _script(found: _Found, options: Options, script: Script | None, *, stepping: bool) -> Script:
+def _script(
+    found: _Found, options: Options, script: Script | None, pickled: Pickled | None
+) -> Script:
+    """The script whose recipe applies.
+
+    The two scripts in 2D write the same keys and shapes. Only a module shows which it is, and only from torch 1.8 on:
+    the later one has instance norms, the Darcy script no norms.
+    """
     if script is not None:
         return script
-    by_dimension: dict[int, tuple[Script, ...]] = {
-        1: ("fourier_1d",),
-        2: ("fourier_2d", "fourier_2d_time"),
-        3: ("fourier_3d",),
-    }
-    choices = by_dimension[found.n_dim]
-    # The time-stepping script has ten input fields and instance norms, the Darcy script one field and no norms.
-    several = stepping or found.channels - found.n_dim >= 5
-    return options.choice("script", choices, choices[-1] if several else choices[0])
+    if found.n_dim != 2:
+        only: Script = "fourier_1d" if found.n_dim == 1 else "fourier_3d"
+        return options.choice("script", (only,), only)
+    if options.text("script") is not None:
+        return options.choice("script", _IN_2D, _IN_2D[0])
+    if pickled is not None and pickled.norms["instance"]:
+        return "fourier_2d_time"
+    early = found.generation == "A" or found.flat_skips
+    if pickled is not None and not early and not found.has_batch_norm:
+        return "fourier_2d"
+    traits = {name: _traits(_recipe(found, name)) for name in _IN_2D}
+    shared = set.intersection(*map(set, traits.values()))
+    ways = (
+        f"--set script={name} ({', '.join(trait for trait in its if trait not in shared)})"
+        for name, its in traits.items()
+    )
+    raise ImportRefused(
+        "two of the original scripts write these keys, and their networks give different results. Say which of them "
+        f"trained this network: {' or '.join(ways)}. A network of PDEBench needs --format pdebench"
+    )
+
+
+def _traits(recipe: Recipe) -> tuple[str, ...]:
+    points = max(recipe.padding)
+    return (
+        f"{points} points of padding" if points else "no padding",
+        f"{recipe.norm} norms" if recipe.norm != "none" else "no norms",
+        f"coordinates in the order {recipe.grid_order}",
+        f"spectral weights [{recipe.layout.replace('-', ', ')}, modes]",
+    )
 
 
 def _recipe(found: _Found, script: Script) -> Recipe:
@@ -438,6 +467,7 @@ def _assumptions(
         f"spectral weights are stored [{recipe.layout.replace('-', ', ')}, modes] (weight_layout=..)",
         "where kept modes overlap on small grids, the negative frequencies overwrite the others, as in the scripts",
         "inputs and outputs are [batch, channels, *grid], channels first; the scripts have channels last",
+        "nothing in the file proves these choices: compare an answer with your network's",
     ]
     if recipe.grid == "none":
         lines.append(

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from turbofno.models.core.config import Activation, DomainPadding, FNOArchitecture
+from turbofno.models.core.validation import described
 from turbofno.models.importers.archive import Archive
 from turbofno.models.importers.layout import Tensors, corner_count, join_corners
 from turbofno.models.importers.refusal import ImportRefused
@@ -98,9 +99,7 @@ def import_physicsnemo(
     try:
         args = _Arguments.model_validate(dict(arguments))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "__args__"
-        raise ImportRefused(f"args.json: {where}: {first['msg']}") from None
+        raise ImportRefused(f"args.json: {described(error, '__args__')}") from None
     if not 1 <= args.dimension <= 3:
         raise ImportRefused(f"the FNO has {args.dimension} dimensions; 1 to 3 are supported")
     version = metadata.get("physicsnemo_version") or metadata.get("modulus_version")

@@ -54,14 +54,14 @@ class Options:
         raise ImportRefused(f"{name} must be one of {', '.join(choices)}, not {value!r}")
 
     def numbers(self, name: str) -> tuple[int, ...] | None:
-        """The comma-separated whole numbers given for `name`, or None."""
+        """The comma-separated whole numbers from 0 given for `name`, or None."""
         value = self.text(name)
         if value is None:
             return None
-        try:
-            return tuple(int(part) for part in value.split(","))
-        except ValueError:
-            raise ImportRefused(f"{name} must be whole numbers like 9,9, not {value!r}") from None
+        parts = value.split(",")
+        if not all(part.strip().isdecimal() for part in parts):
+            raise ImportRefused(f"{name} must be whole numbers from 0, like 9,9, not {value!r}")
+        return tuple(map(int, parts))
 
     def pairs(self, name: str, count: int) -> tuple[tuple[float, float], ...] | None:
         """The ranges `low:high,low:high` given for `name`, one or `count` of them, or None."""

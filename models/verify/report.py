@@ -15,7 +15,8 @@ from turbofno.models.verify.tasks import Outcome, Task
 
 _QUANTILES = {"min": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "max": 1.0}
 _CLEARLY, _FAR = 1.5, 5.0
-_STANDARD_ERRORS = 3.0
+_CHANCE = 1e-3
+"""Of calling a model clearly worse whose mean error is the card's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,9 @@ class Report:
 def judge(task: Task, errors: torch.Tensor, config: ModelConfig, at_most: float | None) -> Verdict:
     """Compare the mean error with `at_most`, or else with the card's error on that grid.
 
-    `at_most` is exact. The card's error fails if the mean is above 1.5 times its value and also above it by three
-    standard errors of these samples, or above 5 times its value. Errors that are not finite always fail.
+    `at_most` is exact. The card's error fails if the mean is above 1.5 times its value, and these samples would show so
+    much only once in 1000 times if the card were right; or if it is above 5 times its value. Errors that are not finite
+    always fail.
     """
     mean = errors.mean().item()
     if not math.isfinite(mean):
@@ -78,11 +80,22 @@ def judge(task: Task, errors: torch.Tensor, config: ModelConfig, at_most: float 
     grid = tuple(task.truth.shape[2:])
     for metric in config.evaluation:
         if metric.name == task.name and metric.grid == grid:
-            least = mean - _STANDARD_ERRORS * _standard_error(errors)
-            worse = mean > _CLEARLY * metric.value and least > metric.value
+            worse = mean > _CLEARLY * metric.value and chance(errors, metric.value) < _CHANCE
             worse |= mean > _FAR * metric.value
             return Verdict(metric.value, "the card", kept=not worse)
     return Verdict(None, "the card", kept=True)
+
+
+def chance(errors: torch.Tensor, expected: float) -> float:
+    """The chance that so many samples have a mean this far above `expected` by Student's t; of one sample 1."""
+    freedom = len(errors) - 1
+    if freedom == 0:
+        return 1.0
+    above = (errors.mean().item() - expected) / math.sqrt(freedom)
+    # the density of atan(t / sqrt(freedom)) is proportional to cos(angle) ** (freedom - 1)
+    angles = torch.linspace(math.atan2(above, _standard_error(errors)), math.pi / 2, 4097).double()
+    whole = math.sqrt(math.pi) * math.exp(math.lgamma(freedom / 2) - math.lgamma((freedom + 1) / 2))
+    return torch.trapezoid(angles.cos() ** (freedom - 1), angles).item() / whole
 
 
 def _standard_error(errors: torch.Tensor) -> float:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from turbofno.service.engine.runnable import Turn
+from turbofno.service.engine.runnable import Turn, signals_of_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -87,9 +87,8 @@ def run_turn(
                 kept.append(part)
     # The only copies to the host. Fields of several rollouts are copied again: a view would keep all of them.
     alone = len(sizes) == 1
-    # A step whose evaluation failed has no signals.
-    signals = [name for name in judged[0] if all(name in one for one in judged)]
-    per_step = [checks, *([one[name] for one in judged] for name in signals)]
+    signals = signals_of_all(judged)
+    per_step = (checks, *signals.values())
     checked, *trust = torch.stack([torch.stack(one) for one in per_step]).cpu().numpy()
     frames: list[dict[int, Fields]] = [{} for _ in states]
     if kept:

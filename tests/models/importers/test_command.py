@@ -108,7 +108,7 @@ def test_coordinates_among_the_input_channels_are_not_periodic(
     grid: str, boundary: str, tmp_path: Path, repository: Path
 ) -> None:
     torch.save(Script("B", (4, 4), 6, 1, 1).state_dict(), tmp_path / "fno.pt")
-    options = ["--set", f"grid={grid}", "--set", "padding=0"]
+    options = ["--set", "script=fourier_2d", "--set", f"grid={grid}", "--set", "padding=0"]
     assert run(repository, tmp_path / "fno.pt", *options) == 0
     assert load_model(repository / "model").config.grid.boundary == boundary
 
@@ -130,7 +130,7 @@ def test_script_checkpoints_take_settings_and_are_reported_as_unproven(
 ) -> None:
     network = Script("B", (4, 4), 6, 1, 1, padding=(3, 3), activation=torch.tanh).eval()
     torch.save(network.state_dict(), tmp_path / "fno.pt")
-    settings = ["--set", "padding=3", "--set", "activation=tanh"]
+    settings = ["--set", "script=fourier_2d", "--set", "padding=3", "--set", "activation=tanh"]
     channels = ["--inputs", "permeability", "--outputs", "pressure", "--grid", "21,20"]
     physical = ["--input-mean", "7", "--input-std", "3", "--output-mean", "1", "--output-std", "2"]
     assert run(repository, tmp_path / "fno.pt", *settings, *channels, *physical) == 0
@@ -314,7 +314,14 @@ def test_normalisers_of_a_grid_without_the_modes_are_refused(
     torch.save(Script("B", (4, 4), 6, 1, 1).state_dict(), tmp_path / "fno.pt")
     fields = {"mean": torch.zeros(points, points), "std": torch.ones(points, points)}
     torch.save(fields, tmp_path / "x.pt")
-    options = ["--set", "padding=0", "--input-normalizer", str(tmp_path / "x.pt")]
+    options = [
+        "--set",
+        "script=fourier_2d",
+        "--set",
+        "padding=0",
+        "--input-normalizer",
+        str(tmp_path / "x.pt"),
+    ]
     fits = points == 6
     assert run(repository, tmp_path / "fno.pt", *options) == int(not fits)
     if fits:

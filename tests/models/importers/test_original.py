@@ -27,41 +27,42 @@ SCRIPTS: list[tuple[str, int, dict[str, object], dict[str, str]]] = [
     # generation, axes, arguments of the script, settings of the user
     ("A", 1, {"activation": F.relu, "grid_end": 2 * math.pi}, {}),
     ("A", 1, {"activation": F.relu, "norm": "batch", "grid_end": 2 * math.pi}, {}),
-    ("A", 2, {"activation": F.relu, "norm": "batch", "grid_order": "xy"}, {}),
-    ("A", 2, {"activation": F.relu, "grid_order": "xy"}, {}),
+    ("A", 2, {"activation": F.relu, "norm": "batch", "grid_order": "xy"}, {"script": "fourier_2d"}),
+    ("A", 2, {"activation": F.relu, "grid_order": "xy"}, {"script": "fourier_2d"}),
     ("A", 2, {"activation": F.relu, "norm": "batch", "out_in": True}, {"script": "fourier_2d_time"}),
     ("A", 2, {"activation": F.relu, "norm": "batch", "out_in": True, "grid_place": "before"}, {"script": "fourier_2d_time", "grid_place": "before"}),
     ("A", 3, {"activation": F.relu, "norm": "batch", "grid_place": "caller"}, {}),
     ("B", 2, {"activation": F.relu, "norm": "batch", "flat_skips": True}, {"script": "fourier_2d_time"}),
-    ("B", 2, {"activation": F.relu, "flat_skips": True, "grid_order": "xy"}, {}),
+    ("B", 2, {"activation": F.relu, "flat_skips": True, "grid_order": "xy"}, {"script": "fourier_2d"}),
     ("B", 3, {"activation": F.relu, "flat_skips": True, "grid_place": "caller"}, {}),
     ("B", 2, {"norm": "instance"}, {"script": "fourier_2d_time"}),
     ("B", 1, {}, {}),
     ("B", 1, {"activation": lambda x: F.leaky_relu(x, 0.2)}, {"activation": "leaky_relu(0.2)"}),
     ("B", 1, {"grid_end": 2 * math.pi, "activation": F.relu}, {"activation": "relu", "coordinates": f"0:{2 * math.pi}"}),
     ("B", 1, {"padding": (2,), "activation": F.relu}, {"padding": "2", "activation": "relu"}),
-    ("B", 2, {"padding": (9, 9)}, {}),
+    ("B", 2, {"padding": (9, 9)}, {"script": "fourier_2d"}),
     ("B", 2, {"batch_norm_parameters": True}, {"script": "fourier_2d_time"}),
     ("B", 3, {"padding": (0, 0, 6), "batch_norm_parameters": True}, {}),
     ("C", 1, {}, {}),
-    ("C", 2, {"padding": (9, 9)}, {}),
+    ("C", 2, {"padding": (9, 9)}, {"script": "fourier_2d"}),
     ("C", 2, {"norm": "instance"}, {"script": "fourier_2d_time"}),
     ("C", 3, {"padding": (0, 0, 6)}, {}),
     ("C", 1, {"norm": "batch"}, {"norm": "batch"}),
-    ("C", 2, {"norm": "batch", "padding": (9, 9), "activation": F.relu}, {"norm": "batch", "activation": "relu"}),
-    ("B", 2, {"norm": "instance", "padding": (3, 0)}, {"norm": "instance", "padding": "3,0"}),
-    ("B", 2, {"grid_order": "xy", "grid_place": "before"}, {"padding": "0", "grid_order": "xy", "grid_place": "before"}),
+    ("C", 2, {"norm": "batch", "padding": (9, 9), "activation": F.relu}, {"script": "fourier_2d", "norm": "batch", "activation": "relu"}),
+    ("B", 2, {"norm": "instance", "padding": (3, 0)}, {"script": "fourier_2d", "norm": "instance", "padding": "3,0"}),
+    ("B", 2, {"grid_order": "xy", "grid_place": "before"}, {"script": "fourier_2d", "padding": "0", "grid_order": "xy", "grid_place": "before"}),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("key", ["fc0.weight", "w1.bias", "fc2.weight", "conv0.weights1"])
 def test_tensors_of_an_unexpected_dtype_are_named(key: str) -> None:
     state = Script("B", (3, 3), 4, 1, 1).state_dict()
+    said = Options({"script": "fourier_2d"})
     with pytest.raises(ImportRefused, match=f"{key} is torch.int64, expected floating-point"):
-        import_original({**state, key: torch.ones(state[key].shape).long()}, Options())
+        import_original({**state, key: torch.ones(state[key].shape).long()}, said)
     if not state[key].is_complex():
         with pytest.raises(ImportRefused, match=f"{key} is torch.complex64, expected real"):
-            import_original({**state, key: state[key] * 1j}, Options())
+            import_original({**state, key: state[key] * 1j}, said)
 
 
 def drawn(generation: str, n: int, does: dict[str, object]) -> tuple[Script, tuple[int, ...]]:
@@ -91,8 +92,9 @@ def assert_parity(imported: Imported, model: Script, size: tuple[int, ...]) -> N
 def test_weights_in_half_precision_are_widened(dtype: torch.dtype) -> None:
     """Generation A stores real and imaginary parts; PyTorch has no complex numbers of two bfloat16."""
     state = {k: t.to(dtype) for k, t in Script("A", (3, 3), 4, 1, 1).state_dict().items()}
-    halved = import_original(state, Options()).state
-    whole = import_original({k: t.float() for k, t in state.items()}, Options()).state
+    said = Options({"script": "fourier_2d"})
+    halved = import_original(state, said).state
+    whole = import_original({k: t.float() for k, t in state.items()}, said).state
     for name, tensor in whole.items():
         assert torch.equal(halved[name].to(tensor.dtype), tensor), name
 
@@ -110,6 +112,28 @@ def test_imported_network_gives_the_scripts_result(
         assert_parity(import_original(state, Options(said)), model, size)
 
 
+@pytest.mark.parametrize("inputs", [1, 3, 10])
+@pytest.mark.parametrize("generation", ["A", "B", "C"])
+def test_a_file_that_two_scripts_write_needs_the_script(generation: str, inputs: int) -> None:
+    """However many inputs: a script of time steps may take one, and Darcy's several."""
+    state = Script(generation, (3, 3), 4, inputs, 1).state_dict()
+    if generation == "A":
+        state = {f"conv1.{key}": tensor for key, tensor in state.items()}
+    with pytest.raises(ImportRefused) as refused:
+        import_original(state, Options())
+    for script in ("fourier_2d", "fourier_2d_time"):
+        assert f"--set script={script} (" in str(refused.value)
+        imported = import_original(state, Options({"script": script}))
+        assert imported.format == f"original script {script}, generation {generation}"
+    later = "2d (9 points of padding, no norms) or --set script=fourier_2d_time (no padding, instance norms)"
+    difference = {
+        "A": "2d (coordinates in the order xy, spectral weights [in, out, modes]) or",
+        "B": later,
+        "C": later,
+    }
+    assert f"script=fourier_{difference[generation]}" in str(refused.value)
+
+
 def test_another_script_with_the_same_keys_is_named() -> None:
     model, _ = drawn("B", 1, {})
     said = " ".join(import_original(model.state_dict(), Options()).assumptions)
@@ -119,7 +143,8 @@ def test_another_script_with_the_same_keys_is_named() -> None:
 def test_coordinates_in_other_ranges_are_folded_into_the_lifting() -> None:
     model, size = drawn("B", 2, {})
     imported = import_original(
-        model.state_dict(), Options({"padding": "0", "coordinates": "-1:1,0:3"})
+        model.state_dict(),
+        Options({"script": "fourier_2d", "padding": "0", "coordinates": "-1:1,0:3"}),
     )
     scale, start = torch.tensor([2.0, 3.0]), torch.tensor([-1.0, 0.0])
     plain = model._with_grid
@@ -289,7 +314,8 @@ def test_prefixes_of_wrappers_are_removed(tmp_path: Path) -> None:
     parallel = {"model": {f"module._orig_mod.{key}": t for key, t in state.items()}, "optim": None}
     for content in (lightning, parallel):
         torch.save(content, tmp_path / "training.ckpt")
-        assert_parity(convert(read_checkpoint(tmp_path / "training.ckpt"), Options()), model, size)
+        checkpoint = read_checkpoint(tmp_path / "training.ckpt")
+        assert_parity(convert(checkpoint, Options({"script": "fourier_2d"})), model, size)
 
 
 def test_other_keys_and_networks_beside_it_are_told() -> None:
@@ -336,8 +362,9 @@ def test_a_norm_with_another_eps_is_refused(
         setattr(model, f"bn{i}", held(model.fc0.out_features, eps=1e-3))
     checkpoint = read_checkpoint(saved_script(model, tmp_path, monkeypatch))
     with pytest.raises(ImportRefused, match=rf"{norm} norms .* eps=0\.001; only 1e-05"):
-        convert(checkpoint, Options({"norm": norm}))
-    assert convert(checkpoint, Options({"norm": "none"})).architecture.norm == "none"
+        convert(checkpoint, Options({"script": "fourier_2d", "norm": norm}))
+    said = Options({"script": "fourier_2d", "norm": "none"})
+    assert convert(checkpoint, said).architecture.norm == "none"
 
 
 def test_the_padding_of_a_network_inside_a_wrapper_is_used(
@@ -365,10 +392,12 @@ def test_the_padding_of_a_network_inside_a_wrapper_is_used(
         ({}, {"colour": "blue"}, "no setting colour; its settings are: activation"),
         ({}, {"activation": "wavelet"}, "activation=wavelet is not supported; supported are none"),
         ({}, {"padding": "1,2,3"}, "padding has 3 entries, expected 2"),
+        ({}, {"padding": "-3"}, "padding must be whole numbers from 0, like 9,9, not '-3'"),
+        ({}, {"script": "fourier_1d"}, "script must be one of fourier_2d, fourier_2d_time, not"),
     ],
 )
 def test_unsupported_tensors_are_named(change, said, says) -> None:
     state = Script("B", (3, 3), 4, 1, 1, n_layers=2).state_dict()
     state = {k: t for k, t in {**state, **change}.items() if t is not None}
     with pytest.raises(ImportRefused, match=says):
-        import_original(state, Options(said))
+        import_original(state, Options({"script": "fourier_2d", **said}))

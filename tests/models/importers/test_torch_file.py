@@ -31,7 +31,8 @@ def test_conjugated_and_negated_views_keep_their_values(zipped: bool, tmp_path: 
     for name, tensors in (("plain.pt", state), ("views.pt", views)):
         torch.save(tensors, tmp_path / name, _use_new_zipfile_serialization=zipped)
     plain, found = (
-        convert(read_checkpoint(tmp_path / name), Options()) for name in ("plain.pt", "views.pt")
+        convert(read_checkpoint(tmp_path / name), Options({"script": "fourier_2d"}))
+        for name in ("plain.pt", "views.pt")
     )
     assert found.state.keys() == plain.state.keys()
     for name, tensor in plain.state.items():

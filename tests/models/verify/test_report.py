@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from scipy.stats import ttest_1samp
 
 from turbofno.models.core.checkpoint import load_model
 from turbofno.models.core.config import Metric
-from turbofno.models.verify.report import judge
+from turbofno.models.verify.report import chance, judge
 from turbofno.models.verify.tasks import Task, tasks_of
 from turbofno.models.zoo import TRAINED
 from turbofno.models.zoo.problems import BURGERS, PROBLEMS
@@ -30,7 +31,11 @@ def verdict_of(errors: list[float], *, at_most: float | None = None, n: int = 10
     [
         ([0.009, 0.010, 0.011], True),
         ([0.013, 0.014, 0.015], True),  # worse, but not clearly
-        ([0.019, 0.020, 0.021], False),
+        ([0.019, 0.020, 0.021], True),  # three alike are not significant
+        ([0.0195, 0.020, 0.0205], False),  # unless they are this much alike
+        ([0.020, 0.020, 0.020], False),
+        ([0.040], True),  # one sample shows no spread
+        ([0.060], False),
         ([0.001, 0.002, 0.100], True),  # one outlier of three is not significant
         ([0.001, 0.002, 0.200], False),  # unless it is this large
         ([0.01] * 30 + [0.3, 0.2], True),
@@ -43,6 +48,14 @@ def test_a_model_fails_if_it_is_clearly_worse_than_its_card(
     errors: list[float], kept: bool
 ) -> None:
     assert verdict_of(errors) is kept
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 8, 31, 63])
+def test_the_chance_of_a_mean_is_student_s(freedom: int) -> None:
+    errors = torch.linspace(1.0, 2.0, freedom + 1)
+    for expected in (0.5, 1.0, 1.2, 1.5, 1.7):
+        t, p = ttest_1samp(errors.double().numpy(), expected, alternative="greater")
+        assert chance(errors, expected) == pytest.approx(p, rel=1e-4, abs=1e-12), t
 
 
 def test_at_most_is_an_exact_bound() -> None:
