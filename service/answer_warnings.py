@@ -126,7 +126,7 @@ class FrameWarnings:
 
     def __init__(self, config: ModelConfig, grid: Grid) -> None:
         self._warnings = AnswerWarnings(config, grid)
-        self._sides = config.inputs, config.outputs
+        self._sides = config.inputs[-len(config.outputs) :], config.outputs
         self._reported: set[str] = set()
 
     def of(self, frame: Frame) -> tuple[AnswerWarning, ...]:

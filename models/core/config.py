@@ -403,6 +403,11 @@ class ModelConfig(Strict):
         default=None,
         description="set for autoregressive models: one call advances by this much time",
     )
+    past_steps: PositiveInt = Field(
+        default=1,
+        description="of autoregressive models: number of past states in an input, oldest first, each with the channels "
+        "of an output",
+    )
     pde: PDE | None = None
     statistics: Statistics | None = None
     training: Training | None = None
@@ -495,6 +500,14 @@ class ModelConfig(Strict):
                 raise ValueError(
                     f"grid.training={list(grid.training)} is not between grid.minimum={list(grid.minimum)} and "
                     f"grid.maximum={list(grid.maximum)}"
+                )
+        if self.past_steps > 1:
+            if self.time_step is None:
+                raise ValueError("past_steps is for autoregressive models: give time_step, too")
+            if arch.in_channels != self.past_steps * arch.out_channels:
+                raise ValueError(
+                    f"past_steps={self.past_steps} states of {arch.out_channels} channels are not the architecture's "
+                    f"{arch.in_channels} input channels"
                 )
         norm = self.normalization
         if norm is not None:

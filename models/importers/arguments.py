@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
@@ -54,11 +55,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--grid", metavar="N,..", type=_sizes, help="grid that the network was trained on"
     )
     parser.add_argument(
+        "--time-step", metavar="T", type=_positive(float),
+        help="the time by which one call advances an autoregressive network; then it can be rolled out",
+    )  # fmt: skip
+    parser.add_argument(
+        "--past-steps", metavar="N", type=_positive(int), default=1,
+        help="number of past states in its input, oldest first, each with the channels of the output (default: 1)",
+    )  # fmt: skip
+    parser.add_argument(
         "--precision", choices=get_args(Precision), default="fp32",
         help="precision on a GPU, unless the server sets one (default: fp32)",
     )  # fmt: skip
     parser.add_argument("--description", metavar="TEXT", help="one line for the model's card")
     parser.add_argument("--force", action="store_true", help="replace a model of that name")
+
+
+def _positive(kind: type[float]) -> Callable[[str], float]:
+    def number(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = kind(0)
+        if not 0 < value < math.inf:
+            whole = "whole " if kind is int else ""
+            raise argparse.ArgumentTypeError(f"expected a {whole}number above 0, not {text!r}")
+        return value
+
+    return number
 
 
 def _floats(text: str) -> tuple[float, ...]:

@@ -175,6 +175,8 @@ def _config(
             normalization=scaling.per_channel if scaling else imported.normalization,
             field_normalization=scaling.fields if scaling else None,
             precision=arguments.precision,
+            time_step=arguments.time_step,
+            past_steps=arguments.past_steps,
             sha256="0" * 64,
         )
     except ValidationError as error:

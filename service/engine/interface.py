@@ -112,6 +112,24 @@ class RolloutRequest(msgspec.Struct, eq=False, array_like=True):
     start: int = 0
     every: int = 1
     """Return frames at multiples of this step, and the last; 0: only the last."""
+    past_steps: int = 1
+    """States in the input, of which a frame is one."""
+
+    @property
+    def frame_shape(self) -> tuple[int, ...]:
+        """[n, channels, *grid] of a frame's fields."""
+        n, channels, *grid = self.initial.fields.shape
+        return (n, channels // self.past_steps, *grid)
+
+    @property
+    def frame_bytes(self) -> int:
+        """Of a frame's fields."""
+        return self.initial.fields.nbytes // self.past_steps
+
+    @property
+    def unread_bytes(self) -> int:
+        """Most bytes of unread frames, at least one, that the rollout holds for a slow client before it pauses."""
+        return max(UNREAD_BYTES, self.frame_bytes)
 
     def wants(self, step: int) -> bool:
         """True if the frame of that step is returned."""
@@ -246,11 +264,6 @@ def heap_buffer(size: int, aligned_at: int = 0) -> memoryview:
     raw = np.empty(size + _ALIGNMENT, dtype=np.uint8)
     start = -(raw.ctypes.data + aligned_at) % _ALIGNMENT
     return memoryview(raw.data)[start : start + size]
-
-
-def unread_bytes(fields: Fields) -> int:
-    """Most bytes of unread frames, at least one, that a rollout holds for a slow client before it pauses."""
-    return max(UNREAD_BYTES, fields.nbytes)
 
 
 def status_of(config: ModelConfig, engine: Engine) -> ModelStatus:

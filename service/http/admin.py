@@ -25,7 +25,7 @@ CARD_FILE = "card.md"
 _CARD_BYTES = 16 << 20
 """Size limit of a card and of each of its pictures."""
 
-_OF_CONFIG = ("grid", "time_step", "pde", "statistics", "evaluation", "sha256")
+_OF_CONFIG = ("grid", "time_step", "past_steps", "pde", "statistics", "evaluation", "sha256")
 """Members of a model's configuration that are part of its description."""
 
 logger = logging.getLogger(__name__)
@@ -84,6 +84,7 @@ class ModelDescription(ModelSummary):
     smallest_grid: tuple[int, ...]
     """Fewest points that resolve the model's modes; `grid.minimum` is the smallest grid accepted."""
     time_step: float | None
+    past_steps: int
     pde: PDE | None
     """The equation, and the range of each parameter seen in training."""
     statistics: Statistics | None

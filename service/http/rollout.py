@@ -19,7 +19,6 @@ from turbofno.service.engine.interface import (
     ModelStatus,
     RolloutRequest,
     status_of,
-    unread_bytes,
 )
 from turbofno.service.engine.runnable import signals_of_all
 from turbofno.service.errors import BadRequest, BlowUp, NotRollable, PayloadTooLarge
@@ -128,17 +127,21 @@ def _check(call: Call, start: int, last: int) -> None:
 
 
 def _why_not(config: ModelConfig) -> str | None:
-    """The reason why the model's output is not its next input, in which output channel k is input channel k; or None."""
+    """The reason why the model's output is no state of its next input, in which it is the last of `past_steps`; or None."""
     if config.time_step is None:
         return "its configuration gives no time_step"
     names = [[channel.name for channel in side] for side in (config.inputs, config.outputs)]
-    if len(names[0]) != len(names[1]):
-        return f"its outputs {names[1]} are not its inputs {names[0]}"
-    pairs = list(zip(config.inputs, config.outputs, strict=True))
+    if len(names[0]) != config.past_steps * len(names[1]):
+        return (
+            f"its outputs {names[1]} are not its inputs {names[0]}, and its configuration does not say that these are "
+            "past states (past_steps)"
+        )
     # A state may have other names after the step, but not those of other channels.
+    last = config.inputs[-len(config.outputs) :]
+    pairs = zip(last, config.outputs, strict=True)
     if any(before.name != after.name and after.name in names[0] for before, after in pairs):
         return f"its outputs {names[1]} are not its inputs {names[0]} in this order"
-    for before, after in pairs:
+    for before, after in zip(config.inputs, config.outputs * config.past_steps, strict=True):
         # "1", the default, may stand for units that are not given
         if "1" not in (before.units, after.units) and before.units != after.units:
             return f"its output {after.name!r} is in {after.units}, its input {before.name!r} in {before.units}"
@@ -188,6 +191,7 @@ async def rollout(call: Call) -> Reply:
         last=parameters.last,
         start=parameters.start,
         every=parameters.every,
+        past_steps=config.past_steps,
     )
     known = served.warnings(grid).of_grids + of_horizon(config, parameters.last)
     warnings = count_warnings(call, known)
@@ -199,7 +203,7 @@ async def rollout(call: Call) -> Reply:
     writer = parameters.writer
     if isinstance(writer, StreamFormat):
         # The body, the state on the device, and frames that the client has not read yet.
-        call.admitted.hold(2 * fields.nbytes + unread_bytes(fields))
+        call.admitted.hold(2 * fields.nbytes + job.unread_bytes)
         about = _about(config, job, status_of(config, engine))
         headers = [
             b"content-type: " + writer.media_type.encode(),
@@ -243,7 +247,7 @@ def _about(config: ModelConfig, job: RolloutRequest, status: ModelStatus) -> dic
         "units": [channel.units for channel in config.outputs],
         "time_step": config.time_step,
         "dtype": "<f4",
-        "shape": job.initial.fields.shape,
+        "shape": job.frame_shape,
         "start": job.start,
         "steps": job.last,
         "frames": _count(job),
@@ -258,16 +262,16 @@ def _count(job: RolloutRequest) -> int:
 
 def _hold_frames(call: Call, job: RolloutRequest, codec: Codec) -> None:
     """Reserve memory for all frames before the first is computed. Raises PayloadTooLarge, QueueFull."""
-    fields = job.initial.fields
-    size = _count(job) * fields.nbytes * (_JSON_FACTOR if codec is JSON else 1)
+    state = 2 * job.initial.fields.nbytes
+    size = _count(job) * job.frame_bytes * (_JSON_FACTOR if codec is JSON else 1)
     most = call.context.settings.max_inflight_bytes
-    if 2 * fields.nbytes + size > most:
+    if state + size > most:
         raise PayloadTooLarge(
             f"an answer of {_count(job)} frames takes about {size} bytes, more than the limit of {most} "
             f"({env_name('max_inflight_bytes')}): ask for fewer frames (frames=), or for a stream "
             f"(Accept: {RECORDS.media_type})"
         )
-    call.admitted.hold(2 * fields.nbytes + size)
+    call.admitted.hold(state + size)
 
 
 def _outputs(frames: list[Frame], config: ModelConfig, form: Form) -> dict[str, Fields]:

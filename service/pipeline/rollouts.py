@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from turbofno.service.engine.interface import Fields, Frame, RolloutRequest, unread_bytes
+from turbofno.service.engine.interface import Fields, Frame, RolloutRequest
 from turbofno.service.engine.out_of_memory import out_of_memory, release_frames
 from turbofno.service.engine.runnable import signals_of_all
 from turbofno.service.errors import (
@@ -101,8 +101,7 @@ class _Member:
         self._trust: dict[str, NDArray[np.float32]] = {}
         """Largest values of each signal, [n], since the last frame with fields."""
         self._unread = 0
-        fields = request.initial.fields
-        self._max_unread = unread_bytes(fields) // fields.nbytes
+        self._max_unread = request.unread_bytes // request.frame_bytes
         """Number of unread frames at which the rollout pauses."""
         self._error: ServiceError | None = None
         self._changed = asyncio.Event()

@@ -54,7 +54,7 @@ class StartRollout(_Message, frozen=True):
     id: int
     request: RolloutRequest
     ring: Fields
-    """[entries, *shape of the fields]: a ring buffer of frames."""
+    """[entries, *shape of a frame]: a ring buffer of frames."""
 
 
 class FrameReady(_Message, frozen=True):

@@ -149,8 +149,8 @@ class RemoteEngine:
     async def rollout(self, request: RolloutRequest) -> AsyncGenerator[Frame]:
         initial = request.initial
         config = initial.config = initial.config or self.config(initial.model, initial.version)
-        places_wanted = ring_size(initial.fields.nbytes, request.last - request.start)
-        ring = self.memory.array((places_wanted, *initial.fields.shape))
+        places_wanted = ring_size(request.frame_bytes, request.last - request.start)
+        ring = self.memory.array((places_wanted, *request.frame_shape))
         if not self.memory.contains(initial.fields):
             initial.fields = await self._to_shared_memory(initial.fields)
         async with aclosing(self._least_busy(config).rollout(request, ring)) as frames:

@@ -61,7 +61,7 @@ def run_turn(
     device: torch.device,
     judge: Judgement | None = None,
 ) -> Turn:
-    """Apply `forward` to its own output `steps` times.
+    """Apply `forward` to its own output `steps` times; of several past states the oldest makes room for it.
 
     Args:
         states: fields of each rollout, on one grid; left unchanged.
@@ -79,9 +79,9 @@ def run_turn(
         # Copied, since the next call of the judge overwrites them.
         found = {} if judge is None else judge(x, y).signals(len(x))
         judged.append({name: values.clone() for name, values in found.items()})
-        x = y
+        x = next_input(x, y)
         checks.append(excess(x))
-        for index, part in enumerate(x.split(sizes)):
+        for index, part in enumerate(y.split(sizes)):
             if step in wanted[index]:
                 keys.append((index, step))
                 kept.append(part)
@@ -108,6 +108,11 @@ def run_turn(
         if trust
         else [{} for _ in states],
     )
+
+
+def next_input(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The input of the step after that from x [n, in_channels, ..] to y [n, out_channels, ..]: x without its first channels, y."""
+    return y if x.shape[1] == y.shape[1] else torch.cat((x[:, y.shape[1] :], y), 1)
 
 
 def _on_device(state: State, device: torch.device) -> torch.Tensor:

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from turbofno.service.engine.interface import Fields
-from turbofno.service.runtime.rollout_turn import Excess
+from turbofno.service.runtime.rollout_turn import Excess, next_input
 from turbofno_ops.distributed import compile_fno, slab_rows
 
 if TYPE_CHECKING:
@@ -184,10 +184,11 @@ class Slabs:
             self._find_memory(model, grid)
             found = []
             for step in range(1, steps + 1):
-                x = network(x, grid)
+                y = network(x, grid)
+                x = next_input(x, y)
                 found.append(excess.energy(x, math.prod(grid)))
                 if step in wanted:
-                    self._write_rows(x, wanted[step])
+                    self._write_rows(y, wanted[step])
             self._states[target] = _State(x, grid)
             energies.append(torch.stack(found))
         return [one.tolist() for one in energies]

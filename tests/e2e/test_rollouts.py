@@ -13,9 +13,19 @@ import torch
 
 from tests.clock import within
 from tests.e2e.server_process import ServerProcess
+from tests.models.importers.original_scripts import Script
 from tests.service.http.asgi import serving
 from tests.service.tiny import rollable_module, save_rollable
-from turbofno_client import AsyncClient, BlowUp, Client, NotFound, PredictionWarning, ServerError
+from turbofno.service import cli
+from turbofno_client import (
+    AsyncClient,
+    BadInput,
+    BlowUp,
+    Client,
+    NotFound,
+    PredictionWarning,
+    ServerError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,6 +86,36 @@ def test_a_rollout_equals_a_loop_over_the_module_and_can_be_resumed(
         np.testing.assert_allclose(single.fields, expected[-1][0], rtol=1e-3, atol=1e-5)
         with pytest.raises(NotFound):
             next(client.rollout("nobody", fields, 20))
+
+
+def test_an_imported_network_of_past_steps_is_rolled_out_as_its_script_does(tmp_path: Path) -> None:
+    """The script of time steps: three past states are its inputs, and each step it drops the oldest for its output."""
+    script = Script("B", (4, 4), 6, 3, 1, norm="instance").eval()
+    torch.save(script.state_dict(), tmp_path / "ns.pt")
+    given = ["--name", "ns", "--repository", str(tmp_path / "models"), "--grid", "16,16"]
+    said = ["--set", "script=fourier_2d_time", "--time-step", "0.5", "--past-steps", "3"]
+    assert cli.main(["import", str(tmp_path / "ns.pt"), *given, *said]) == 0
+    fields = noise(2, 3, 16, 20)
+    states = torch.from_numpy(fields).movedim(1, -1)
+    with torch.no_grad():
+        for _ in range(6):
+            states = torch.cat((states, script(states[..., -3:])), dim=-1)
+    expected = states.movedim(-1, 1).numpy()
+    with (
+        ServerProcess(tmp_path / "models", tmp_path / "log") as server,
+        Client(server.url) as client,
+    ):
+        assert client.model("ns")["past_steps"] == 3
+        found = [frame.fields for frame in client.rollout("ns", fields, 6)]
+        frames = np.concatenate(found, axis=1)
+        np.testing.assert_allclose(frames, expected[:, 3:], rtol=1e-3, atol=1e-4)
+        (last,) = client.rollout("ns", frames[:, 1:4], 6, start=4, frames="last")
+        np.testing.assert_allclose(last.fields, frames[:, 5:], rtol=1e-3, atol=1e-4)
+        named = {f"in{i}": fields[:, i] for i in range(3)}
+        (last,) = client.rollout("ns", named, 6, frames="last")
+        np.testing.assert_allclose(last.fields["out0"], frames[:, 5], rtol=1e-3, atol=1e-4)
+        with pytest.raises(BadInput, match="expects 3 "):
+            next(client.rollout("ns", frames[:, :1], 6))
 
 
 def test_concurrent_rollouts_with_predictions(served: tuple[ServerProcess, FNO]) -> None:

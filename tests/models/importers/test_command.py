@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -414,6 +415,32 @@ def test_files_of_another_kind_are_refused(
     if content is not None:
         path.write_bytes(content)
     assert run(repository, path, *options) == 1
+    assert says in capsys.readouterr().err
+    assert left_over(repository) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--time-step", "0"], "argument --time-step: expected a number above 0, not '0'"),
+        (
+            ["--past-steps", "1.5"],
+            "argument --past-steps: expected a whole number above 0, not '1.5'",
+        ),
+        (["--past-steps", "2"], "past_steps is for autoregressive models: give time_step, too"),
+        (
+            ["--past-steps", "2", "--time-step", "1"],
+            "past_steps=2 states of 2 channels are not the architecture's 1 input channels",
+        ),
+    ],
+)
+def test_past_steps_must_fit_the_network(
+    options: list[str], says: str, tmp_path: Path, repository: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    neuraloperator_pair(tmp_path)
+    with suppress(SystemExit):
+        assert run(repository, tmp_path / "model_state_dict.pt", *options) == 1
     assert says in capsys.readouterr().err
     assert left_over(repository) == []
 

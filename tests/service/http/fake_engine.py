@@ -132,7 +132,8 @@ class FakeEngine:
         self.started.set()
         try:
             for step in range(request.start + 1, request.last + 1):
-                fields = request.initial.fields + np.float32(step - request.start)
+                of_frame = request.initial.fields[:, : request.frame_shape[1]]
+                fields = of_frame + np.float32(step - request.start)
                 yield Frame(step, fields if request.wants(step) else None)
                 if self.error is not None:
                     raise self.error

@@ -191,7 +191,7 @@ def test_only_autoregressive_models_are_rolled_out() -> None:
     assert "time_step" in response.json()["detail"]
 
 
-def stepping(inputs: dict[str, str], outputs: dict[str, str]) -> ModelConfig:
+def stepping(inputs: dict[str, str], outputs: dict[str, str], past_steps: int = 1) -> ModelConfig:
     """tiny-steps: channels by name with their units, one axis, a time step."""
     known = rollable_config()
     sides = [
@@ -206,6 +206,7 @@ def stepping(inputs: dict[str, str], outputs: dict[str, str]) -> ModelConfig:
             "inputs": sides[0],
             "outputs": sides[1],
             "architecture": architecture,
+            "past_steps": past_steps,
         }
     )
 
@@ -245,6 +246,46 @@ def test_a_model_whose_outputs_are_not_its_inputs_in_order_is_not_rolled_out(
     assert answer.status_code == 422, answer.status_code
     assert answer.json()["type"].endswith("not-rollable")
     assert words in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("names", "units", "words"),
+    [
+        (("u0", "v0", "u1", "v1"), ("m", "K", "m", "K"), ""),
+        (("u0", "v0", "u", "v"), ("1", "1", "1", "1"), ""),
+        (("u0", "v0", "v", "u"), ("1", "1", "1", "1"), "in this order"),
+        (("u0", "v0", "u1", "v1"), ("K", "m", "m", "K"), "output 'u' is in m, its input 'u0' in K"),
+    ],
+)
+def test_frames_of_a_model_of_past_states_have_the_channels_of_its_output(
+    names: tuple[str, ...], units: tuple[str, ...], words: str
+) -> None:
+    outputs = {"u": "m", "v": "K"}
+    model = stepping(dict(zip(names, units, strict=True)), outputs, past_steps=2)
+    fields = np.zeros((3, 4, 16), "f4")
+    fields[:, 1] = 7
+    path, body = "/v1/models/tiny-steps:rollout", npy(fields)
+    answer = post(path=path, model=model, body=body)
+    if words:
+        assert answer.status_code == 422
+        assert words in answer.json()["detail"]
+        return
+    frames = np.load(io.BytesIO(answer.content))
+    assert frames.shape == (3, 3, 2, 16)
+    assert frames[2, 0, :, 0].tolist() == [3, 10]
+    (start, _), (_, payload), *_ = records(
+        post(path=path, model=model, body=body, accept=FRAMES).content
+    )
+    assert start["shape"] == [3, 2, 16]
+    assert len(payload) == fields.nbytes // 2
+    small = {"max_inflight_bytes": 9 << 20, "max_body_bytes": 1 << 20, "max_json_bytes": 1 << 20}
+    # 2 states of 4 channels and 800 frames of 2 need 4.9 MiB: they would be too large if frames were counted as states
+    assert (
+        post(
+            "steps=800", path=path, model=model, body=npy(np.zeros((64, 4, 16), "f4")), **small
+        ).status_code
+        == 200
+    )
 
 
 @pytest.mark.parametrize(

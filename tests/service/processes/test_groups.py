@@ -29,7 +29,7 @@ from tests.service.processes.running import (
 )
 from tests.service.tiny import save_tiny, tiny_config
 from turbofno.models.core.checkpoint import save_model
-from turbofno.models.core.config import GridSpec
+from turbofno.models.core.config import Channel, GridSpec
 from turbofno.models.core.fno import FNO
 from turbofno.models.core.statistics import ChannelStatistics, Statistics
 from turbofno_client import BlowUp, Client
@@ -69,12 +69,21 @@ class Models:
         self._cut("cut-2d", 2)
         self._cut("cut-3d", 3)
         self._cut("flow", 2, reach=1e6)
+        self._cut("flow-of-two", 2, reach=1e6, past=2)
         self._cut("burst", 2, reach=1e-3)
         self.modules["whole"] = save_tiny(root, "whole", n_dim=2)
         self._cut("loud", 2, gain=1e30)
 
-    def _cut(self, name: str, n_dim: int, *, reach: float | None = None, gain: float = 1.0) -> None:
-        """A model whose fields are cut; with `reach` a rollable one, trained on values of at most that."""
+    def _cut(
+        self,
+        name: str,
+        n_dim: int,
+        *,
+        reach: float | None = None,
+        gain: float = 1.0,
+        past: int = 1,
+    ) -> None:
+        """A model whose fields are cut; with `reach` a rollable one of `past` states, trained on values of at most that."""
         config = tiny_config(name, n_dim=n_dim)
         arch = config.architecture.model_copy(update={"hidden_channels": 8, "n_layers": 2})
         grid = GridSpec(
@@ -88,12 +97,13 @@ class Models:
         if reach is not None:
             channel = ChannelStatistics(mean=0.0, std=1.0, minimum=-reach, maximum=reach)
             update |= {
-                "inputs": config.inputs,
+                "inputs": tuple(Channel(name=f"u{i}") for i in reversed(range(past))),
                 "outputs": config.inputs,
                 "time_step": 0.5,
-                "statistics": Statistics(n_samples=1, inputs=(channel,), outputs=(channel,)),
+                "past_steps": past,
+                "statistics": Statistics(n_samples=1, inputs=(channel,) * past, outputs=(channel,)),
             }
-            arch = arch.model_copy(update={"out_channels": 1})
+            arch = arch.model_copy(update={"in_channels": past, "out_channels": 1})
         module = FNO(arch).eval()
         with torch.no_grad():
             module.projection.linears[-1].weight.mul_(gain)
@@ -219,18 +229,21 @@ def test_a_model_says_if_its_fields_are_cut_and_metrics_name_group_and_rank(
         assert service.total("turbofno_rank_memory_bytes", **labels) > 0
 
 
-def test_a_rollout_is_the_loop_over_the_module(service: Service, models: Models) -> None:
+@pytest.mark.parametrize(("model", "past"), [("flow", 1), ("flow-of-two", 2)])
+def test_a_rollout_is_the_loop_over_the_module(
+    service: Service, models: Models, model: str, past: int
+) -> None:
     # More fields than a batch has.
-    fields = noise(11, 1, 25, 20)
-    truth, frames = fields.astype(np.float64), []
-    module = models.modules["flow"].double()
+    fields = noise(11, past, 25, 20)
+    states, frames = fields.astype(np.float64), []
+    module = models.modules[model].double()
     for _ in range(9):
         with torch.inference_mode():
-            truth = module(torch.from_numpy(truth)).numpy()
-        frames.append(truth)
+            frames.append(module(torch.from_numpy(states)).numpy())
+        states = np.concatenate((states, frames[-1]), axis=1)[:, -past:]
     with Client(service.url) as client:
         found = {
-            frame.step: frame.fields for frame in client.rollout("flow", fields, steps=9, frames=2)
+            frame.step: frame.fields for frame in client.rollout(model, fields, steps=9, frames=2)
         }
     assert sorted(found) == [2, 4, 6, 8, 9]
     for step, frame in found.items():

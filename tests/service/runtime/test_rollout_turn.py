@@ -65,6 +65,32 @@ def test_two_turns_equal_one_with_as_many_steps() -> None:
     np.testing.assert_array_equal(turn(model, first, [[]], steps=3).states[0], whole[0])
 
 
+def test_the_oldest_past_state_makes_room_for_the_output() -> None:
+    """Three past states of two channels, oldest first, as the original scripts and PDEBench concatenate them."""
+    weights = torch.randn(2, 6)
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("oi,nip->nop", weights, x)
+
+    fields = [torch.randn(n, 6, 9).numpy() for n in (1, 2)]
+    seen: list[torch.Tensor] = []
+    result = turn(
+        forward, fields, [[1, 3, 4], [4]], steps=4, excess=lambda x: seen.append(x) or x.sum((1, 2))
+    )
+    for index, given in enumerate(fields):
+        states = list(torch.from_numpy(given).split(2, dim=1))
+        for _ in range(4):
+            states.append(forward(torch.cat(states[-3:], dim=1)))
+        for step, frame in result.frames[index].items():
+            np.testing.assert_allclose(frame, states[2 + step].numpy(), rtol=1e-4, atol=1e-5)
+        state = result.states[index].numpy()
+        np.testing.assert_allclose(state, torch.cat(states[-3:], 1).numpy(), rtol=1e-4, atol=1e-5)
+    assert [x.shape for x in seen] == [(3, 6, 9)] * 4
+    first = turn(forward, fields[:1], [[]], steps=1).states
+    again = turn(forward, first, [[3]], steps=3)
+    np.testing.assert_allclose(again.frames[0][3], result.frames[0][4], rtol=1e-4, atol=1e-5)
+
+
 def test_frames_and_states_keep_no_other_memory() -> None:
     result = turn(lambda x: x + 1, [np.zeros((1, 1, 8), "f4")] * 2, [[1], [1]], steps=1)
     memory = [one.untyped_storage().data_ptr() for one in result.states]
