@@ -7,6 +7,7 @@ import copy
 import inspect
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -131,6 +132,14 @@ def test_errors_can_be_copied_and_pickled(duplicate: Callable[[Exception], Excep
         copied = duplicate(error)
         assert type(copied) is type(error)
         assert (str(copied), vars(copied)) == ("text", vars(error))
+
+
+def test_a_file_without_certificate_authorities_is_named(tmp_path: Path) -> None:
+    missing, empty = tmp_path / "missing.pem", tmp_path / "empty.pem"
+    empty.touch()
+    for path, kind in ((missing, FileNotFoundError), (empty, OSError), (tmp_path, OSError)):
+        with pytest.raises(kind, match=rf"authorities from '{path}', expected .* PEM file: \S"):
+            Client("https://host", verify=str(path))
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8080", "localhost", "ftp://host", ""])
