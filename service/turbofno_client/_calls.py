@@ -447,7 +447,7 @@ class Calls(Exchange):
         return response.text
 
     def ready(self) -> Steps[bool]:
-        """True if the server responds, and all its models are loaded and warm. Never raises."""
+        """True if the server responds, and all its models are loaded and warm. Raises only if the client is closed."""
         return (yield from self._ready(self._timeout))
 
     def wait_ready(self, timeout: float = 60.0) -> Steps[None]:

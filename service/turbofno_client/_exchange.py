@@ -81,6 +81,8 @@ class Exchange:
             tries_left -= 1
 
     def _request(self, method: str, path: str, *, seconds: float, **what: Any) -> httpx.Request:
+        if self._http.is_closed:
+            raise BadInput("the client is closed: make a new one, or close it after the last call")
         limits = httpx.Timeout(seconds, connect=min(seconds, _CONNECT_SECONDS))
         return self._http.build_request(method, path, timeout=limits, **what)
 

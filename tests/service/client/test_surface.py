@@ -26,7 +26,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "vjp_detailed": ("m", [1.0], [1.0]),
     "rollout": ("m", [1.0], 3),
     "sample": ("m",),
-    "solve": ("m",),
+    "solve": ("m", [1.0]),
     "model": ("m",),
     "card": ("m",),
 }
@@ -98,6 +98,23 @@ def test_a_misspelt_keyword_of_the_clients_themselves_is_a_type_error() -> None:
         with pytest.raises(TypeError, match="apikey"):
             kind(apikey="k")  # type: ignore[call-arg]
         assert {"api_key", "verify"} <= set(inspect.signature(kind).parameters)
+
+
+@pytest.mark.parametrize("name", [name for name in BOTH if name != "close"])
+def test_a_closed_client_raises_an_error_of_its_own(name: str) -> None:
+    client, other = Client("http://test"), AsyncClient("http://test")
+    client.close()
+    with pytest.raises(BadInput, match="the client is closed: make a new one"):
+        # A rollout sends its request when its first frame is asked for.
+        next(getattr(client, name)(*ARGUMENTS.get(name, ())))
+
+    async def ask() -> None:
+        await other.close()
+        answer = getattr(other, name)(*ARGUMENTS.get(name, ()))
+        await (anext(answer) if name == "rollout" else answer)
+
+    with pytest.raises(BadInput, match="the client is closed: make a new one"):
+        asyncio.run(ask())
 
 
 def test_an_api_key_is_sent_with_every_request() -> None:
