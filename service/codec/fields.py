@@ -85,9 +85,16 @@ def answered_grid(grid: tuple[int, ...], config: ModelConfig) -> tuple[int, ...]
 
 
 def check_shape(
-    shape: Sequence[int], config: ModelConfig, *, max_fields: int, name: str = INPUT
+    shape: Sequence[int],
+    config: ModelConfig,
+    *,
+    max_fields: int,
+    name: str = INPUT,
+    added: int = 0,
 ) -> None:
     """Check the shape [batch, in_channels, *grid] against a model, before anything is allocated.
+
+    Messages show it without the first `added` axes, which the caller did not send.
 
     Raises:
         InvalidField: wrong rank, channels or grid; the message names every wrong axis.
@@ -96,15 +103,15 @@ def check_shape(
     channels = config.architecture.in_channels
     if len(shape) != config.architecture.n_dim + 2:
         raise InvalidField(
-            f"'{name}' has {_rank(shape)}, model '{config.name}' expects [batch, {channels}, "
-            f"{_grid_axes(config)}], for example {[1, channels, *config.grid.training]}"
+            f"'{name}' has {_rank(shape)}, model '{config.name}' expects [batch, {channels}, {_grid_axes(config)}], "
+            f"for example {[1, channels, *config.grid.training]}{_mend(shape, config)}"
         )
     if shape[1] != channels:
         names = ", ".join(channel.name for channel in config.inputs)
         raise InvalidField(
-            f"'{name}' has shape {list(shape)} with {shape[1]} channels on axis 1, model "
-            f"'{config.name}' expects {channels} ({names}): [batch, {channels}, "
-            f"{_grid_axes(config)}]"
+            f"'{name}' has shape {list(shape[added:])} with {shape[1]} channels on axis {1 - added}, model "
+            f"'{config.name}' expects {channels} ({names}): [{'' if added else 'batch, '}{channels}, "
+            f"{_grid_axes(config)}]{_mend(shape, config, added)}"
         )
     check_grid(shape[2:], config, name=name)
     if shape[0] < 1:
@@ -118,8 +125,12 @@ def check_shape(
         )
 
 
-def fields_from_tensor(array: Array, config: ModelConfig, *, max_fields: int) -> Fields:
+def fields_from_tensor(
+    array: Array, config: ModelConfig, *, max_fields: int, added: int = 0
+) -> Fields:
     """Check one array [batch, in_channels, *grid] and convert it to float32; a view if it is float32 already.
+
+    `added` is as for `check_shape`.
 
     Returns:
         float32 [batch, in_channels, *grid], C-contiguous and aligned; may be read-only.
@@ -129,7 +140,7 @@ def fields_from_tensor(array: Array, config: ModelConfig, *, max_fields: int) ->
         PayloadTooLarge: too many fields for one request.
     """
     check_dtype(array, name=INPUT)
-    check_shape(array.shape, config, max_fields=max_fields)
+    check_shape(array.shape, config, max_fields=max_fields, added=added)
     with np.errstate(over="ignore", invalid="ignore"):
         fields = np.require(array, dtype=np.float32, requirements=("C", "A"))
     check_finite(fields, config.inputs)
@@ -165,7 +176,7 @@ def fields_from_arrays(
                 f"{axes}] or one field [{several}, {axes}]{bare}"
             )
         tensor = array[(np.newaxis,) * missing]
-        fields = fields_from_tensor(tensor, config, max_fields=max_fields)
+        fields = fields_from_tensor(tensor, config, max_fields=max_fields, added=missing)
         return fields, Form(by_channel=False, batched=not missing, channel_axis=missing < 2)
     channels = [channel.name for channel in config.inputs]
     if set(arrays) != set(channels):
@@ -300,13 +311,7 @@ def check_grid(grid: Sequence[int], config: ModelConfig, *, name: str) -> None:
     # The usual case, without computing the limits.
     if tuple(grid) == config.grid.training:
         return
-    lowest, highest = grid_limits(config)
-    wrong = [
-        f"grid axis {axis} has {size} points, allowed are {low} to {high}"
-        for axis, (size, low, high) in enumerate(zip(grid, lowest, highest, strict=True))
-        if not low <= size <= high
-    ]
-    if wrong:
+    if wrong := _wrong_axes(grid, config):
         fixed = (
             ""
             if config.field_normalization is None
@@ -388,6 +393,34 @@ def first_beyond(fields: Fields, channels: Sequence[Channel]) -> Beyond | None:
                 field, *point = (int(i) for i in where)
                 return Beyond(field, channel, point, float(values[where]), words, bound)
     return None
+
+
+def _wrong_axes(grid: Sequence[int], config: ModelConfig) -> list[str]:
+    """A text for each axis of a grid that is outside the model's limits."""
+    return [
+        f"grid axis {axis} has {size} points, allowed are {low} to {high}"
+        for axis, (size, low, high) in enumerate(zip(grid, *grid_limits(config), strict=True))
+        if not low <= size <= high
+    ]
+
+
+def _mend(shape: Sequence[int], config: ModelConfig, added: int = 0) -> str:
+    """The end of an error text: how to give an array a shape that the model takes; empty if no simple way does."""
+    sent, place = tuple(shape[added:]), 1 - added
+    ways = {
+        "add a batch axis, fields[None]": (1, *sent),
+        "add an axis of channels, fields[:, None]": (*sent[:1], 1, *sent[1:]),
+        "add axes of batch and channels, fields[None, None]": (1, 1, *sent),
+    }
+    for axis in reversed(range(len(sent))):
+        rest = sent[:axis] + sent[axis + 1 :]
+        way = f"move the axis of channels, np.moveaxis(fields, {axis}, {place})"
+        ways[way] = (*shape[:added], *rest[:place], sent[axis], *rest[place:])
+    n_dim, channels = config.architecture.n_dim, config.architecture.in_channels
+    for way, axes in ways.items():
+        if len(axes) == n_dim + 2 and axes[1] == channels and not _wrong_axes(axes[2:], config):
+            return f"; {way}"
+    return ""
 
 
 def _rank(shape: Sequence[int]) -> str:

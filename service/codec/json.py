@@ -19,8 +19,6 @@ from turbofno.service.codec.fields import (
 from turbofno.service.errors import BadRequest, InvalidField, PayloadTooLarge
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
 MAX_CONTAINERS = 1 << 17
@@ -31,13 +29,11 @@ _SHOWN = 80
 _NPY = b"\x93NUMPY"
 
 
-def parse_object(
-    body: bytes | memoryview, *, what: str = "body", loads: Callable[[bytes], Any] = orjson.loads
-) -> dict[str, Any]:
-    """Parse a JSON object; with `json_arrays.loads`, long lists of numbers become float64 arrays.
+def parse_object(body: bytes | memoryview, *, what: str = "body") -> dict[str, Any]:
+    """Parse a JSON object; long lists of numbers become float64 arrays.
 
     Raises:
-        BadRequest: empty, not UTF-8, not JSON, nested too deeply, or not an object.
+        BadRequest: empty, not UTF-8, not JSON, nested too deeply, not an object, or with a repeated key.
         PayloadTooLarge: too many lists and objects.
     """
     raw = whole_bytes(body)
@@ -55,10 +51,17 @@ def parse_object(
             f"this size in a binary format"
         )
     try:
-        value = loads(raw)
-    except orjson.JSONDecodeError as error:
+        value = json_arrays.loads(raw)
+    except (orjson.JSONDecodeError, RecursionError) as error:
         raise BadRequest(
             f"the {what} is not valid JSON: {error} (NaN and Infinity are not JSON)"
+        ) from None
+    except json_arrays.RepeatedKey as repeated:
+        # Its frames refer to the thread's parser, which could not be used until this error is gone.
+        repeated.__traceback__ = None
+        raise BadRequest(
+            f"the {what} has the key {shown(str(repeated))} more than once in one object, expected once: leave out "
+            "all but one"
         ) from None
     if not isinstance(value, dict):
         raise BadRequest(
@@ -121,7 +124,7 @@ def decode(body: bytes | memoryview) -> dict[str, Array]:
         InvalidField: an input is not a rectangular array of numbers.
         PayloadTooLarge: too many lists.
     """
-    document = parse_object(body, loads=json_arrays.loads)
+    document = parse_object(body)
     inputs = document.get("inputs")
     if isinstance(inputs, (list, np.ndarray)):
         raise BadRequest(

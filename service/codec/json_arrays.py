@@ -6,9 +6,11 @@ invalid JSON, and long lists that are not arrays, are parsed again as a whole by
 
 from __future__ import annotations
 
+import json
 import math
 import secrets
 import threading
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +20,7 @@ import simdjson
 from turbofno.service.codec.fields import MAX_RANK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -45,11 +47,17 @@ _PLACEHOLDER = secrets.token_hex(16)
 _of_thread = threading.local()
 
 
+class RepeatedKey(Exception):
+    """An object has this key more than once."""
+
+
 def loads(raw: bytes) -> Any:
     """Parse as orjson does, except that evenly nested lists of more than 64 numbers become float64 arrays.
 
     Raises:
         orjson.JSONDecodeError: not JSON.
+        RepeatedKey: an object has a key more than once, of which orjson would take the last.
+        RecursionError: a key may be repeated, and objects or lists are nested too deeply to find it.
     """
     # simdjson accepts a byte order mark, orjson does not
     if len(raw) >= _SHORT and not raw.startswith(_BYTE_ORDER_MARK):
@@ -57,7 +65,11 @@ def loads(raw: bytes) -> Any:
             return _with_arrays(raw)
         except (ValueError, TypeError, RuntimeError):
             pass  # simdjson: invalid JSON, or nested too deeply; this file: a long list that is not an array
-    return orjson.loads(raw)
+    document = orjson.loads(raw)
+    # Each key has a colon. Others are in strings, or belong to keys that are repeated.
+    if raw.count(b":") != _count_keys(document):
+        json.loads(raw, object_pairs_hook=lambda pairs: _refuse_repeated([key for key, _ in pairs]))
+    return document
 
 
 def dumps(array: NDArray[np.float32]) -> orjson.Fragment:
@@ -86,6 +98,24 @@ def count_containers(raw: bytes) -> int:
     """The number of lists and objects in a JSON document, plus brackets in its strings."""
     # the codes of [ and { differ only in bit 0x20
     return int(np.count_nonzero(np.frombuffer(raw, np.uint8) & 0xDF == ord("[")))
+
+
+def _count_keys(document: Any) -> int:
+    """The number of keys in a document, without those in a list that does not begin with an object."""
+    count, rest = 0, [document]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, dict):
+            count += len(value)
+            rest += value.values()
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            rest += value
+    return count
+
+
+def _refuse_repeated(keys: Sequence[str]) -> None:
+    if len(set(keys)) != len(keys):
+        raise RepeatedKey(Counter(keys).most_common(1)[0][0])
 
 
 def _with_arrays(raw: bytes) -> Any:
@@ -123,9 +153,9 @@ class _Reader:
             if len(parsed) > _MAX_KEYS:
                 raise ValueError("too many keys")  # simdjson searches all keys for each
             keys = list(parsed)
-            # simdjson takes the first of duplicate keys, orjson the last; simdjson cannot look up keys with NUL
-            if len(set(keys)) != len(keys) or any("\0" in key for key in keys):
-                raise ValueError("keys that simdjson reads differently")
+            _refuse_repeated(keys)
+            if any("\0" in key for key in keys):
+                raise ValueError("simdjson cannot look up keys with NUL")
             return {key: self.value(parsed[key]) for key in keys}
         if isinstance(parsed, simdjson.Array):
             return self._list(parsed)

@@ -97,7 +97,7 @@ def decode(body: bytes | memoryview, *, header_length: int | None, model: str) -
     """
     view = memoryview(body).cast("B")
     length = len(view) if header_length is None else header_length
-    document = parse_object(view[:length], what="inference request", loads=json_arrays.loads)
+    document = parse_object(view[:length], what="inference request")
     request_id = document.get("id")
     if request_id is not None and not isinstance(request_id, str):
         raise BadRequest(f"'id' is a JSON {json_type(request_id)}, expected a string")

@@ -31,6 +31,9 @@ class AsgiCall(Call):
             context, scope["method"], scope.get("raw_path") or quoted, scope["query_string"], headers,
             target_of(quoted),
         )  # fmt: skip
+        if scope.get("http_version") != "1.1":
+            # Only HTTP/1.1 requires it.
+            self.headers.setdefault(b"host", b"")
         self._receive, self._send = receive, send
         self._whole = asyncio.Event()
         self.status = CLIENT_CLOSED_REQUEST

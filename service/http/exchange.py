@@ -47,19 +47,26 @@ class Exchange(Call):
 
     def __init__(self, edge: Edge) -> None:
         """The request whose header the connection has received."""
-        parser = edge.parser
+        parser, headers = edge.parser, edge.headers
         if edge.url.startswith(b"/"):
             path, _, query = edge.url.partition(b"?")
         else:
-            # A whole URL, as a proxy gets it.
+            # A whole URL, as a proxy gets it, or "*".
             url = httptools.parse_url(edge.url)
             path, query = url.path or b"/", url.query or b""
+            if url.host is not None:
+                # The URL's host replaces Host (RFC 9112, 3.2.2).
+                host = edge.url.split(b"/", 3)[2].partition(b"?")[0]
+                headers = [(name, host if name == b"host" else value) for name, value in headers]
         method = parser.get_method().decode("ascii")
-        super().__init__(edge.app_context, method, path, query, edge.headers, target_of(path))
+        super().__init__(edge.app_context, method, path, query, headers, target_of(path))
         expected = self.headers.get(b"expect")
         self._expects_continue = expected is not None and expected.lower() == b"100-continue"
         self.chunked = parser.get_http_version() != "1.0"
         """True if the client accepts chunked bodies and interim responses."""
+        if not self.chunked:
+            # Only HTTP/1.1 requires it.
+            self.headers.setdefault(b"host", b"")
         self.keep_alive = self.chunked and parser.should_keep_alive()
         self.disconnected = False
         self.response_started = False

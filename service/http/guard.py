@@ -11,7 +11,13 @@ import socket
 from collections.abc import Mapping
 from functools import lru_cache
 
-from turbofno.service.errors import Forbidden, Misdirected, ServiceError, UnsupportedMediaType
+from turbofno.service.errors import (
+    BadRequest,
+    Forbidden,
+    Misdirected,
+    ServiceError,
+    UnsupportedMediaType,
+)
 from turbofno.service.http.call import Call, Reply, encoded
 from turbofno.service.settings import Settings, env_name, is_loopback
 
@@ -27,6 +33,7 @@ _PRIVATE_SUFFIXES = (".svc", ".svc.cluster.local", ".internal", ".local")
 """Suffixes that cannot be registered, so no attacker's page can have such a name."""
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 REASONS: dict[type[ServiceError], str] = {
+    BadRequest: "host",
     Misdirected: "host",
     Forbidden: "origin",
     UnsupportedMediaType: "form_type",
@@ -51,12 +58,18 @@ class Guard:
         """Check a request.
 
         Raises:
+            BadRequest: there is no Host.
             Misdirected: Host is none of the server's names (DNS rebinding).
             Forbidden: a web page of another origin sent it, and it is no read or is a preflight.
             UnsupportedMediaType: an Open Inference Protocol body with a content type that forms can send.
         """
         try:
-            self.check_host(call.headers.get(b"host", b""))
+            if b"host" not in call.headers:
+                raise BadRequest(
+                    "the request has no Host header, which HTTP/1.1 requires: send the host and port that are called, "
+                    "such as 'Host: localhost:8080'"
+                )
+            self.check_host(call.headers[b"host"])
             if call.method not in _SAFE_METHODS or is_preflight(call):
                 self._check_page(call)
         except ServiceError as error:
@@ -112,7 +125,7 @@ class Guard:
         site = given.get(b"sec-fetch-site")
         if site is not None:
             return site in _SAME_SITE
-        return origin is None or _same_host(origin, given.get(b"host", b""))
+        return origin is None or _same_host(origin, given[b"host"])
 
 
 def is_preflight(call: Call) -> bool:

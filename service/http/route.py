@@ -75,7 +75,7 @@ def route(
                 "parameters": [*_path_parameters(path, example), *asked],
                 **shared,
             }
-        operations.append(Operation(run, entries, method, parameters, hint, **options))
+        operations.append(Operation(run, entries, method, parameters, **{"hint": hint, **options}))
         return function
 
     return add

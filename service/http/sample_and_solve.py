@@ -71,11 +71,10 @@ class Parameters(NamedTuple):
     writer: Codec
 
 
-def _parse_sample(call: Call, given: Mapping[str, Any]) -> Parameters:
+def _parse_sample(call: Call, _: Mapping[str, Any]) -> Parameters:
     _solver(call)
-    return Parameters(
-        _sample_job(call, given), 0, NPY, codec_for_answer(call.header(b"accept"), request=NPY)
-    )
+    job = _sample_job(call, (_SEED, _GRID))
+    return Parameters(job, 0, NPY, codec_for_answer(call.header(b"accept"), request=NPY))
 
 
 def _parse_solve(call: Call, given: Mapping[str, Any]) -> Parameters:
@@ -86,7 +85,8 @@ def _parse_solve(call: Call, given: Mapping[str, Any]) -> Parameters:
         raise BadRequest(f"model {config.name!r} has no time step, so 'steps' can only be 1")
     if given["seed"] is not None:
         writer = codec_for_answer(call.header(b"accept"), request=NPY)
-        return Parameters(_sample_job(call, given, steps=steps), steps, NPY, writer)
+        job = _sample_job(call, (_SEED_OR_BODY, _GRID, _STEPS), steps=steps)
+        return Parameters(job, steps, NPY, writer)
     read_query(call, _OF_SOLVED_FIELD, hint=" for a field in the body")
     return Parameters(None, steps, *codecs(call))
 
@@ -95,6 +95,8 @@ OPERATIONS: list[Operation] = []
 _route = partial(
     route, OPERATIONS, tag="solver", errors=_ERRORS, responses={200: _SUCCESS},
     protocol="solver", queued=False, of_model=False,
+    # The parsers refuse unknown parameters: which are known depends on the model.
+    hint=None,
 )  # fmt: skip
 
 
@@ -149,15 +151,20 @@ def _solver(call: Call) -> SolverProcess:
     return solver
 
 
-def _sample_job(call: Call, given: Mapping[str, Any], *, steps: int = 0) -> Job:
-    """The job that draws a sample, and solves it if `steps` is above 0. Raises BadRequest, InvalidField."""
+def _sample_job(call: Call, known: tuple[Parameter, ...], *, steps: int = 0) -> Job:
+    """The job that draws a sample, and solves it if `steps` is above 0. Raises BadRequest, InvalidField.
+
+    The query may have the `known` parameters and those of the model's sampler.
+    """
     config = call.served.config
+    sampler = parameters_of(config.pde) or ()
+    names = {one.name for one in sampler}
+    given = read_query(call, (*known, *(one for one in _SAMPLER if one.name in names)), hint="")
     points = given["grid"] or config.grid.training[0]
     shape = [1, config.architecture.in_channels, *[points] * config.architecture.n_dim]
     check_shape(shape, config, max_fields=1, name="grid")
     try:
-        parameters = {name: given[name] for name in PARAMETER_NAMES if given[name] is not None}
-        values = complete(parameters_of(config.pde) or (), parameters)
+        values = complete(sampler, {name: given[name] for name in names if given[name] is not None})
     except ValueError as error:
         raise BadRequest(str(error)) from None
     return _job(

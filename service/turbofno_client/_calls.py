@@ -93,7 +93,7 @@ class Calls(Exchange):
                 [n, channels, *grid], one field [channels, *grid], or, for a model with one channel, one field [*grid].
                 Or a dict of input channel name -> array [n, *grid] or [*grid].
             version: version of the model; the newest if None.
-            deadline: seconds after which the result is useless; the server then drops work that it has not started.
+            deadline: seconds, above 0, after which the result is useless; the server then drops work that it has not started.
             priority: 1 (highest) to 10 (lowest); 0 stands for 5.
             output_grid: points on each axis of the output, by default those of the input; the model then runs on its
                 training grid.
@@ -447,7 +447,7 @@ class Calls(Exchange):
         return response.text
 
     def ready(self) -> Steps[bool]:
-        """True if the server responds, and all its models are loaded and warm. Never raises."""
+        """True if the server responds, and all its models are loaded and warm. Raises only if the client is closed."""
         return (yield from self._ready(self._timeout))
 
     def wait_ready(self, timeout: float = 60.0) -> Steps[None]:

@@ -125,8 +125,14 @@ class _Connection(Generic[HttpT]):
                 "(key.strip() removes it)"
             )
         if verify is True or isinstance(verify, str):
-            # httpx would take the authorities of the package certifi instead of the system's.
-            verify = ssl.create_default_context(cafile=None if verify is True else verify)
+            try:
+                # httpx would take the authorities of the package certifi instead of the system's.
+                verify = ssl.create_default_context(cafile=None if verify is True else verify)
+            except OSError as error:
+                raise type(error)(
+                    error.errno,
+                    f"cannot read certificate authorities from {verify!r}, expected the path of a PEM file: {error.strerror}",
+                ) from None
         authorization = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._http: HttpT = self._http_class(
             base_url=url,

@@ -1,7 +1,7 @@
 """Errors and warnings of the client, and the error for each response.
 
 TurboFNOError
-├── BadInput           other 4xx, or arguments that the client cannot send
+├── BadInput           other 4xx, arguments that the client cannot send, or a closed client
 ├── NotFound           404
 ├── Overloaded         429 or 503, after all retries or at the time limit
 ├── DeadlineExceeded   504, or no response in time

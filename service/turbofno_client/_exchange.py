@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Generator, Mapping
@@ -47,8 +46,8 @@ class Exchange:
 
         The `deadline` of a `stream` is for its start at the server: its bytes may come later.
         """
-        if deadline is not None and math.isnan(deadline):
-            raise BadInput("deadline must be a number of seconds, got nan")
+        if deadline is not None and not deadline > 0.0:
+            raise BadInput(f"deadline must be a number of seconds above 0, got {deadline:g}")
         allowed = self._timeout if deadline is None else min(deadline, self._timeout)
         give_up = time.monotonic() + allowed
         pause = _FIRST_PAUSE
@@ -82,6 +81,8 @@ class Exchange:
             tries_left -= 1
 
     def _request(self, method: str, path: str, *, seconds: float, **what: Any) -> httpx.Request:
+        if self._http.is_closed:
+            raise BadInput("the client is closed: make a new one, or close it after the last call")
         limits = httpx.Timeout(seconds, connect=min(seconds, _CONNECT_SECONDS))
         return self._http.build_request(method, path, timeout=limits, **what)
 

@@ -7,6 +7,7 @@ import copy
 import inspect
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,7 +26,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "vjp_detailed": ("m", [1.0], [1.0]),
     "rollout": ("m", [1.0], 3),
     "sample": ("m",),
-    "solve": ("m",),
+    "solve": ("m", [1.0]),
     "model": ("m",),
     "card": ("m",),
 }
@@ -99,6 +100,23 @@ def test_a_misspelt_keyword_of_the_clients_themselves_is_a_type_error() -> None:
         assert {"api_key", "verify"} <= set(inspect.signature(kind).parameters)
 
 
+@pytest.mark.parametrize("name", [name for name in BOTH if name != "close"])
+def test_a_closed_client_raises_an_error_of_its_own(name: str) -> None:
+    client, other = Client("http://test"), AsyncClient("http://test")
+    client.close()
+    with pytest.raises(BadInput, match="the client is closed: make a new one"):
+        # A rollout sends its request when its first frame is asked for.
+        next(getattr(client, name)(*ARGUMENTS.get(name, ())))
+
+    async def ask() -> None:
+        await other.close()
+        answer = getattr(other, name)(*ARGUMENTS.get(name, ()))
+        await (anext(answer) if name == "rollout" else answer)
+
+    with pytest.raises(BadInput, match="the client is closed: make a new one"):
+        asyncio.run(ask())
+
+
 def test_an_api_key_is_sent_with_every_request() -> None:
     seen: list[str | None] = []
 
@@ -131,6 +149,14 @@ def test_errors_can_be_copied_and_pickled(duplicate: Callable[[Exception], Excep
         copied = duplicate(error)
         assert type(copied) is type(error)
         assert (str(copied), vars(copied)) == ("text", vars(error))
+
+
+def test_a_file_without_certificate_authorities_is_named(tmp_path: Path) -> None:
+    missing, empty = tmp_path / "missing.pem", tmp_path / "empty.pem"
+    empty.touch()
+    for path, kind in ((missing, FileNotFoundError), (empty, OSError), (tmp_path, OSError)):
+        with pytest.raises(kind, match=rf"authorities from '{path}', expected .* PEM file: \S"):
+            Client("https://host", verify=str(path))
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8080", "localhost", "ftp://host", ""])

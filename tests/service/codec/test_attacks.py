@@ -272,6 +272,7 @@ def test_empty_array_of_too_large_sizes_is_refused(name: str, shape: list[int]) 
         safetensors_of({"a": GOOD | {"dtype": ["F32"]}}, bytes(8)),
         safetensors_of({"a": [1]}, bytes(8)),
         safetensors_of([GOOD], bytes(8)),
+        safetensors_of(b'{"a":%b,"a":%b}' % ((orjson.dumps(GOOD),) * 2), bytes(8)),
         safetensors_of(b'{"a":' + b"[" * 1000 + b"]" * 1000 + b"}"),
         safetensors_of(
             b'{"a":{"dtype":"F32","shape":' + b"[" * 1000 + b"]" * 1000 + b"}}", bytes(8)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -103,6 +105,59 @@ def test_tensor_of_wrong_shape_is_refused_with_the_wrong_axes(
         fields_from_tensor(np.zeros(shape, "f4"), two_d, max_fields=2)
     for word in words:
         assert word in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("shape", "wrong", "mend"),
+    [
+        ((8,), "(rank 1)", "fields[None, None]"),
+        ((1, 8), "(rank 2)", "fields[None]"),
+        ((9, 8), "(rank 2)", "fields[:, None]"),
+        ((9, 2), "(rank 2)", ""),
+        ((9, 8, 1), "with 8 channels on axis 1", "np.moveaxis(fields, 2, 1)"),
+        ((1, 9, 8), "with 9 channels on axis 1", "np.moveaxis(fields, 0, 1)"),
+        ((9, 8, 2), "with 8 channels on axis 1", ""),
+    ],
+)
+def test_a_refused_tensor_is_shown_with_what_mends_it(
+    one_d: ModelConfig, shape: tuple[int, ...], wrong: str, mend: str
+) -> None:
+    sent = np.zeros(shape, "f4")
+    with pytest.raises(InvalidField) as caught:
+        fields_from_tensor(sent, one_d, max_fields=9)
+    require_mend(caught.value.message, sent, wrong, mend)
+    if mend:
+        fields_from_tensor(eval(mend, {"fields": sent, "np": np}), one_d, max_fields=9)
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels", "mend"),
+    [((9, 8), 9, "fields[:, None]"), ((8, 1), 8, "np.moveaxis(fields, 1, 0)"), ((9, 2), 9, "")],
+)
+def test_a_refused_single_field_is_shown_without_a_batch_axis(
+    one_d: ModelConfig, shape: tuple[int, ...], channels: int, mend: str
+) -> None:
+    sent = np.zeros(shape, "f4")
+    with pytest.raises(InvalidField) as caught:
+        fields_from_arrays({"input": sent}, one_d, max_fields=9)
+    require_mend(caught.value.message, sent, f"with {channels} channels on axis 0", mend)
+    if mend:
+        mended = eval(mend, {"fields": sent, "np": np})
+        fields_from_arrays({"input": mended}, one_d, max_fields=9)
+
+
+def require_mend(message: str, sent: np.ndarray[Any, Any], wrong: str, mend: str) -> None:
+    assert f"'input' has shape {list(sent.shape)} {wrong}" in message
+    assert message.endswith(f", {mend}" if mend else "x]" if "axis" in wrong else "1024]")
+
+
+def test_channels_that_come_last_are_to_be_moved(two_d: ModelConfig) -> None:
+    for shape, move in (((8, 6, 2), "2, 0"), ((2, 8, 6, 2), "3, 1")):
+        with pytest.raises(InvalidField) as caught:
+            fields_from_arrays({"input": np.zeros(shape, "f4")}, two_d, max_fields=2)
+        assert caught.value.message.endswith(
+            f"y]; move the axis of channels, np.moveaxis(fields, {move})"
+        )
 
 
 def test_tensor_too_many_fields_names_the_setting(two_d: ModelConfig) -> None:

@@ -18,8 +18,8 @@ from hypothesis.extra import numpy as hnp
 from tests.clock import within
 from tests.draws import generator
 from tests.thorough import tried
-from turbofno.service.codec import json, json_arrays
-from turbofno.service.errors import ServiceError
+from turbofno.service.codec import json, json_arrays, oip_binary
+from turbofno.service.errors import BadRequest, ServiceError
 
 ARRAYS = hnp.arrays(
     np.float64,
@@ -61,7 +61,7 @@ def test_documents_that_are_slow_in_pieces_are_read_as_a_whole(
 def with_orjson(body: bytes) -> Any:
     """The outcome with orjson and nested lists."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_arrays, "loads", orjson.loads)
+        patch.setattr(json_arrays, "_SHORT", 10**9)
         return outcome(body)
 
 
@@ -115,6 +115,50 @@ def test_lists_that_are_not_arrays_have_the_same_errors(value: str) -> None:
         f'\ufeff{{"inputs": {{"u": {value}}}}}', value,
     ):  # fmt: skip
         assert outcome(body.encode()) == with_orjson(body.encode())
+
+
+LONG = f"[{'0.5,' * 400}1]"
+
+
+@pytest.mark.parametrize("data", ["[1]", LONG, f"[{LONG},1]"], ids=["short", "long", "ragged"])
+@pytest.mark.parametrize(
+    ("document", "key"),
+    [
+        ('{"inputs":{"u":DATA},"inputs":{"u":[1]}}', "inputs"),
+        ('{"inputs":{"u":DATA,"v":[1],"u":[2]}}', "u"),
+        ('{"inputs":{"u":DATA,"\\u0075":[2]}}', "u"),
+        ('{"inputs":{"u":DATA},"more":[[1,{"a:":1,"a:":2}]]}', "a:"),
+        ('{"id":"[a:b]","inputs":[{"name":"input","data":DATA,"data":[1]}]}', "data"),
+        (f'{{"inputs":{{"u":DATA}},"big":{10**30},"id":1,"id":2}}', "id"),
+        (f'{{{",".join(f"{chr(34)}{n % 150}{chr(34)}:1" for n in range(151))},"u":DATA}}', "0"),
+    ],
+)
+def test_a_repeated_key_is_refused_by_its_name(document: str, key: str, data: str) -> None:
+    body = document.replace("DATA", data).encode()
+    with pytest.raises(BadRequest, match=f'has the key "{key}" more than once'):
+        json.decode(body)
+    with pytest.raises(BadRequest, match=f'inference request has the key "{key}" more than once'):
+        oip_binary.decode(body, header_length=None, model="m")
+
+
+def test_a_refused_repeated_key_leaves_the_parser_usable() -> None:
+    with pytest.raises(BadRequest) as refused:
+        json.decode(f'{{"inputs":{LONG},"inputs":1}}'.encode())
+    # It raises an error while an earlier result is referenced.
+    json_arrays._parsed(b"[1]")
+    assert "inputs" in refused.value.message
+
+
+def test_objects_may_have_the_same_keys_and_colons_in_strings() -> None:
+    document = {"a:": [{"b": "c:d", "e": {"b": '":'}}, {"b": 1}], "b": [[1, {"b": 2}]]}
+    for more in ({}, {"data": [0.5] * 400}, {"id": "[", "data": [0.5] * 400}):
+        assert json.parse_object(orjson.dumps(document | more)).keys() == (document | more).keys()
+
+
+def test_objects_nested_too_deeply_to_compare_their_keys_are_refused() -> None:
+    body = b'{"a":' * 1000 + b'":"' + b"}" * 1000
+    with pytest.raises(BadRequest, match="not valid JSON"):
+        json.parse_object(body)
 
 
 def test_short_lists_stay_lists() -> None:

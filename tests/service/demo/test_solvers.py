@@ -134,8 +134,6 @@ def test_sampler_parameters_have_their_effect() -> None:
     assert set(a.unique().tolist()) == {1.0, 20.0}
     with pytest.raises(ValueError, match=r"'tau' \(inverse length .*\) is 99, expected a number"):
         defaults(BURGERS.pde, tau=99.0)
-    with pytest.raises(ValueError, match="no parameter 'low', expected some of amplitude"):
-        defaults(BURGERS.pde, low=1.0)
     with pytest.raises(ValueError, match="is nan"):
         defaults(BURGERS.pde, tau=math.nan)
 

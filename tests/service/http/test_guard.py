@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import numpy as np
 import pytest
 
-from tests.service.http.live import listening
+from tests.service.http.live import connected, listening
+from tests.service.http.raw import in_loop, raw_request, reply
 from tests.service.http.serving import serving
 
 if TYPE_CHECKING:
@@ -94,6 +96,49 @@ def test_names_in_the_settings_are_served() -> None:
 def test_one_unknown_host_of_two_is_refused() -> None:
     headers = [("Host", "localhost"), ("Host", "attacker.example")]
     assert ask("GET", "/v1/models", headers=headers)[0].status_code == 421
+
+
+@pytest.mark.parametrize("over_asgi", [False, True])
+@in_loop
+async def test_only_http_1_1_requires_a_host(over_asgi: bool) -> None:
+    async with listening(over_asgi=over_asgi) as (port, _, context):
+        for version, host, status in (
+            ("1.1", "", 400),
+            ("1.1", "Host:\r\n", 200),
+            ("1.0", "", 200),
+            ("1.0", "Host: attacker.example\r\n", 421),
+        ):
+            async with connected(port) as (reader, writer):
+                writer.write(f"GET /v1/models HTTP/{version}\r\n{host}\r\n".encode())
+                found, _, body = await reply(reader)
+                assert found == status, body
+                if status == 400:
+                    assert "no Host header" in json.loads(body)["detail"]
+        read = context.metrics.registry.get_sample_value
+        assert read("turbofno_rejections_total", {"model": "", "reason": "host"}) == 2
+
+
+@in_loop
+async def test_the_host_of_a_whole_url_replaces_the_header() -> None:
+    async with listening() as (port, _, _):
+        for host, header, status in (
+            ("localhost", "Host: attacker.example", 200),
+            (f"127.0.0.1:{port}", "Host: localhost", 200),
+            ("attacker.example", "Host: localhost", 421),
+            ("attacker.example:80", "Host: localhost", 421),
+            ("localhost@attacker.example", "Host: localhost", 421),
+            ("localhost", "Origin: http://localhost", 400),
+            ("localhost:1", "Host: x\r\nOrigin: http://localhost:1", 200),
+            ("localhost:1", "Host: x\r\nOrigin: http://x", 403),
+        ):
+            async with connected(port) as (reader, writer):
+                writer.write(
+                    raw_request(f"http://{host}{INFER}", RAW, header).replace(
+                        b"Host: localhost\r\n", b"", 1
+                    )
+                )
+                found, _, body = await reply(reader)
+                assert found == status, (host, header, body)
 
 
 @pytest.mark.parametrize(

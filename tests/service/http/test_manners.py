@@ -99,6 +99,23 @@ def test_options_and_a_wrong_method_list_the_allowed_methods(path: str, allowed:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("over_asgi", [False, True])
+@in_loop
+async def test_options_for_the_whole_server_lists_the_methods_of_all_routes(
+    over_asgi: bool,
+) -> None:
+    async with (
+        listening(over_asgi=over_asgi) as (port, _, _),
+        connected(port) as (reader, writer),
+    ):
+        for method in ("OPTIONS", "GET"):
+            writer.write(f"{method} * HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        assert head.startswith(b"http/1.1 204 ")
+        assert b"\r\nallow: get, head, post, options\r\n" in head
+        assert (await reply(reader))[0] == 404
+
+
 UPGRADE = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQ")
 
 

@@ -305,6 +305,7 @@ def test_predict_client_that_leaves_cancels_the_work() -> None:
             "query_string": b"",
             "http_version": "1.1",
             "headers": [
+                (b"host", b"localhost"),
                 (b"content-type", NPY.encode()),
                 (b"content-length", str(len(body)).encode()),
             ],

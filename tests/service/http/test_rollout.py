@@ -395,7 +395,12 @@ def test_a_disconnect_ends_the_rollout_at_once_and_releases_its_bytes(
             if len(sent) == 3:
                 streaming.set()
 
-        headers = {"content-type": NPY, "accept": accept, "content-length": str(len(npy(FIELDS)))}
+        headers = {
+            "host": "localhost",
+            "content-type": NPY,
+            "accept": accept,
+            "content-length": str(len(npy(FIELDS))),
+        }
         scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
             "scheme": "http", "path": PATH, "raw_path": PATH.encode(), "query_string": b"steps=9",

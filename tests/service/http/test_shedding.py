@@ -298,7 +298,8 @@ async def test_concurrent_requests_cannot_claim_the_same_slot() -> None:
         def arrive() -> Admitted | None:
             """A request that was let in."""
             path, _, query = INFER.encode().partition(b"?")
-            call = Call(service.context, "POST", path, query, [], target_of(path))
+            headers = [(b"host", b"localhost")]
+            call = Call(service.context, "POST", path, query, headers, target_of(path))
             return call.admitted if begin(call) is None else None
 
         admitted = [one for one in (arrive() for _ in range(5)) if one is not None]
