@@ -55,6 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--grid", metavar="N,..", type=_sizes, help="grid that the network was trained on"
     )
     parser.add_argument(
+        "--example", metavar=("INPUT", "OUTPUT"), type=Path, nargs=2,
+        help="two .npy files, [fields, channels, *grid]: inputs, and what your network gave for them; compared",
+    )  # fmt: skip
+    parser.add_argument(
         "--time-step", metavar="T", type=_positive(float),
         help="the time by which one call advances an autoregressive network; then it can be rolled out",
     )  # fmt: skip

@@ -23,6 +23,7 @@ from turbofno.models.core.registry import CONFIG_FILE
 from turbofno.models.core.regrid import Boundary
 from turbofno.models.core.validation import described
 from turbofno.models.importers.detect import Checkpoint, convert, describe, read_checkpoint
+from turbofno.models.importers.example import compare
 from turbofno.models.importers.normalizers import (
     Normalizing,
     Scaling,
@@ -50,7 +51,7 @@ def run(arguments: argparse.Namespace, repository: Path) -> int:
     """Import `arguments.path` into `repository`; print the architecture, the assumptions and the comparison.
 
     Raises:
-        ImportRefused: the checkpoint cannot be imported, or its results differ from the original's.
+        ImportRefused: the checkpoint cannot be imported, or its results differ from the original's or the example's.
         FileExistsError: a model of that name exists.
     """
     target = repository / arguments.name
@@ -87,7 +88,10 @@ def run(arguments: argparse.Namespace, repository: Path) -> int:
         _save(fresh, config, imported, scaling)
         # before the loader, which needs their memory twice
         del checkpoint, imported, module
-        load_model(fresh)
+        model = load_model(fresh)
+        if arguments.example is not None:
+            inputs, outputs = arguments.example
+            _print([f"  {compare(inputs, outputs, model)}"])
     _print([f"wrote {target}", *_next_steps(config, repository)])
     return 0
 

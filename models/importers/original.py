@@ -467,7 +467,7 @@ def _assumptions(
         f"spectral weights are stored [{recipe.layout.replace('-', ', ')}, modes] (weight_layout=..)",
         "where kept modes overlap on small grids, the negative frequencies overwrite the others, as in the scripts",
         "inputs and outputs are [batch, channels, *grid], channels first; the scripts have channels last",
-        "nothing in the file proves these choices: compare an answer with your network's",
+        "nothing in the file proves these choices: compare with an answer of your network, --example x.npy y.npy",
     ]
     if recipe.grid == "none":
         lines.append(
