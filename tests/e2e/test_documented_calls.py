@@ -169,12 +169,16 @@ def test_every_block_names_its_language(document: str) -> None:
 
 def test_the_lesson_on_checkpoints_works_from_start_to_end(tmp_path: Path) -> None:
     pytest.importorskip("neuralop")
-    printed = ""
+    printed = []
     for language, code in all_blocks(_CHECKPOINT_LESSON):
         command = {"sh": ["bash", "-ec", code], "python": [sys.executable, "-c", code]}
         if language in command:
-            printed = execute(command[language], tmp_path).stdout
-    assert float(printed) < 1e-5
+            printed.append(execute(command[language], tmp_path).stdout)
+    _, imported, difference = printed
+    assert float(difference) < 1e-5
+    of_example = re.search(r"on your example the answers differ .* by (\S+) of", imported)
+    assert of_example is not None
+    assert float(of_example[1]) < 1e-5
 
 
 def test_banner_has_a_line_for_each_model_that_works_when_pasted(
