@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.neuraloperator_twin import twin
 from benchmarks.timing import medians, print_table, save
-from turbofno.models.core.config import ChannelMLP, FNOArchitecture
+from turbofno.models.core.architecture import ChannelMLP, FNOArchitecture
 from turbofno.models.core.fno import FNO
 
 _LARGEST_DIFFERENCE = 1e-4

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from neuralop.models import FNO as NeuralopFNO
 
-from turbofno.models.core.config import FNOArchitecture
+from turbofno.models.core.architecture import FNOArchitecture
 from turbofno.models.core.fno import FNO, to_precision
 
 

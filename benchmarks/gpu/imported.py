@@ -25,7 +25,7 @@ import torch
 from benchmarks.gpu.candidates import Candidate, checked_error, published_candidates
 from benchmarks.gpu.device import each, ends, floor_ms, milliseconds, relative_l2, rotating
 from benchmarks.gpu.published import published
-from turbofno.models.core.config import DomainPadding, FNOArchitecture
+from turbofno.models.core.architecture import DomainPadding, FNOArchitecture
 from turbofno.models.core.fno import FNO, to_precision
 from turbofno.models.importers.detect import convert, read_checkpoint
 from turbofno.models.importers.result import Imported, Options

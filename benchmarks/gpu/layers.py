@@ -28,8 +28,8 @@ from benchmarks.gpu.device import (
 )
 from benchmarks.gpu.direct import DirectLayer
 from benchmarks.ops import Layer
+from turbofno.models.core.architecture import FNOArchitecture
 from turbofno.models.core.blocks import FourierBlock, Pointwise
-from turbofno.models.core.config import FNOArchitecture
 from turbofno.models.core.fno import FNO
 from turbofno_ops import PRECISIONS, _cuda, compile_fno, fourier_layer
 

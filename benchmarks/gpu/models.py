@@ -17,8 +17,8 @@ from benchmarks.gpu.device import (
     rotating,
 )
 from benchmarks.gpu.published import published
+from turbofno.models.core.architecture import FNOArchitecture
 from turbofno.models.core.checkpoint import load_model
-from turbofno.models.core.config import FNOArchitecture
 from turbofno.models.core.fno import FNO
 from turbofno.models.zoo import TRAINED
 from turbofno_ops import PRECISIONS, compile_fno

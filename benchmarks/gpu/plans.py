@@ -20,7 +20,7 @@ from benchmarks.gpu import drawn, layers, models
 from benchmarks.gpu.candidates import checked_error
 from benchmarks.gpu.device import in_graph, milliseconds
 from benchmarks.host_plans import PLANS, compiled
-from turbofno.models.core.config import FNOArchitecture
+from turbofno.models.core.architecture import FNOArchitecture
 from turbofno.models.core.fno import FNO
 from turbofno.models.importers.refusal import ImportRefused
 from turbofno_ops import PRECISIONS, _cuda, _cuda_programs, _native, compile_fno

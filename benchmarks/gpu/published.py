@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from turbofno.models.core.architecture import Activation
 from turbofno.models.core.blocks import Pointwise
-from turbofno.models.core.config import Activation
 from turbofno.models.core.fno import FNO
 from turbofno_ops._activations import activate
 

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from turbofno.models.core.architecture import FNOArchitecture
 from turbofno.models.core.checkpoint import load_model, save_model
-from turbofno.models.core.config import Channel, FNOArchitecture, GridSpec, ModelConfig
+from turbofno.models.core.config import Channel, GridSpec, ModelConfig
 from turbofno.models.core.fno import FNO
 
 LARGEST_ERROR = 1e-5

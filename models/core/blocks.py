@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from turbofno.models.core.config import Activation, BlockStep, FNOArchitecture, Precision
+from turbofno.models.core.architecture import Activation, BlockStep, FNOArchitecture
+from turbofno.models.core.config import Precision
 from turbofno.models.core.resample import resample
 from turbofno.models.core.spectrum import is_plain, spectral
 from turbofno_ops import PointwiseMap, fourier_layer

@@ -13,12 +13,8 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 
-from turbofno.models.core.config import (
-    FieldNormalization,
-    FNOArchitecture,
-    ModelConfig,
-    Normalization,
-)
+from turbofno.models.core.architecture import FNOArchitecture
+from turbofno.models.core.config import FieldNormalization, ModelConfig, Normalization
 from turbofno.models.core.files import FileRefused, read_inside
 from turbofno.models.core.fno import FNO
 from turbofno.models.core.registry import CONFIG_FILE

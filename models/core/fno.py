@@ -10,14 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from turbofno.models.core.architecture import FNOArchitecture
 from turbofno.models.core.blocks import FourierBlock, PointwiseMLP, broadcast
 from turbofno.models.core.chain_steps import chain_steps
-from turbofno.models.core.config import (
-    FieldNormalization,
-    FNOArchitecture,
-    Normalization,
-    Precision,
-)
+from turbofno.models.core.config import FieldNormalization, Normalization, Precision
 from turbofno.models.core.resample import resample
 from turbofno_ops import FNODescription, Scaling
 

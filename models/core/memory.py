@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from turbofno.models.core.config import FNOArchitecture
+    from turbofno.models.core.architecture import FNOArchitecture
 
 _FLOAT32_BYTES = 4.0
 

@@ -30,7 +30,8 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from turbofno.models.core.config import FNOArchitecture, ModePlacement, Precision
+from turbofno.models.core.architecture import FNOArchitecture, ModePlacement
+from turbofno.models.core.config import Precision
 from turbofno_ops import SpectralTerm, spectral_conv
 
 Rows = dict[int, list[int]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from turbofno.models.core.config import ACTIVATION_NAMES, Activation
+from turbofno.models.core.architecture import ACTIVATION_NAMES, Activation
 from turbofno.models.importers.allowed_names import is_allowed
 from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.safe_pickle import Named, Stub

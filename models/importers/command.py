@@ -16,8 +16,9 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from turbofno.models.core.architecture import FNOArchitecture
 from turbofno.models.core.checkpoint import is_finite, load_model, save_model, state_shapes
-from turbofno.models.core.config import Channel, FNOArchitecture, GridSpec, ModelConfig
+from turbofno.models.core.config import Channel, GridSpec, ModelConfig
 from turbofno.models.core.fno import FNO
 from turbofno.models.core.registry import CONFIG_FILE
 from turbofno.models.core.regrid import Boundary

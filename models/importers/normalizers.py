@@ -19,8 +19,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from turbofno.models.core.architecture import FNOArchitecture
 from turbofno.models.core.blocks import scaled
-from turbofno.models.core.config import FieldNormalization, FNOArchitecture, Normalization
+from turbofno.models.core.config import FieldNormalization, Normalization
 from turbofno.models.importers.pickled_arrays import as_array, is_array
 from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.safe_pickle import Stub

@@ -20,14 +20,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from turbofno.models.core.config import (
+from turbofno.models.core.architecture import (
     Activation,
     BlockStep,
     ChannelMLP,
     DomainPadding,
     FNOArchitecture,
 )
-from turbofno.models.core.config import PositionalGrid as Positions
+from turbofno.models.core.architecture import PositionalGrid as Positions
 from turbofno.models.importers.activations import activation_of
 from turbofno.models.importers.layout import (
     Tensors,

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from turbofno.models.core.config import FieldNormalization, FNOArchitecture, Normalization
+from turbofno.models.core.architecture import FNOArchitecture
+from turbofno.models.core.config import FieldNormalization, Normalization
 from turbofno.models.core.fno import FNO, to_precision
 from turbofno.models.core.memory import activation_bytes
 from turbofno.models.importers.detect import Checkpoint

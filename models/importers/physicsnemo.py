@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
-from turbofno.models.core.config import Activation, DomainPadding, FNOArchitecture
+from turbofno.models.core.architecture import Activation, DomainPadding, FNOArchitecture
 from turbofno.models.core.validation import described
 from turbofno.models.importers.archive import Archive
 from turbofno.models.importers.layout import Tensors, corner_count, join_corners

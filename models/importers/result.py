@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from turbofno.models.core.config import FNOArchitecture, Normalization
+from turbofno.models.core.architecture import FNOArchitecture
+from turbofno.models.core.config import Normalization
 from turbofno.models.importers.refusal import ImportRefused
 
 Choice = TypeVar("Choice", bound=str)

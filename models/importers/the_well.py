@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from turbofno.models.core.config import FNOArchitecture
+from turbofno.models.core.architecture import FNOArchitecture
 from turbofno.models.importers.neuraloperator import import_neuraloperator
 from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.result import Imported, Options

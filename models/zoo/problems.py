@@ -9,13 +9,12 @@ from functools import partial
 
 import torch
 
+from turbofno.models.core.architecture import DomainPadding, FNOArchitecture
 from turbofno.models.core.config import (
     PDE,
     BurgersResidual,
     Channel,
     DarcyResidual,
-    DomainPadding,
-    FNOArchitecture,
     GridSpec,
     NavierStokesResidual,
     Parameter,

@@ -17,7 +17,7 @@ import torch
 
 from tests.turbofno_ops.fourier_truth import relative_l2
 from tests.turbofno_ops.random_fno import field, network, truth
-from turbofno.models.core.config import ChannelMLP, FNOArchitecture
+from turbofno.models.core.architecture import ChannelMLP, FNOArchitecture
 from turbofno_ops import PRECISIONS, ChainRefused, compile_fno, native_status
 from turbofno_ops import fft as transforms
 from turbofno_ops.fft import PRECISIONS as FFT_PRECISIONS

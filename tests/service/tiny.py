@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from turbofno.models.core.architecture import FNOArchitecture
 from turbofno.models.core.checkpoint import save_model
 from turbofno.models.core.config import (
     PDE,
     BurgersResidual,
     Channel,
-    FNOArchitecture,
     GridSpec,
     Metric,
     ModelConfig,

@@ -10,15 +10,15 @@ from statistics import fmean
 import torch
 
 from tests.turbofno_ops.fourier_truth import relative_l2
-from turbofno.models.core.config import (
+from turbofno.models.core.architecture import (
     BlockStep,
     ChannelMLP,
     DomainPadding,
     FNOArchitecture,
     Norm,
-    Normalization,
     Skip,
 )
+from turbofno.models.core.config import Normalization
 from turbofno.models.core.fno import FNO
 from turbofno_ops import ACTIVATIONS
 

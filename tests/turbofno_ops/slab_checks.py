@@ -39,7 +39,7 @@ from tests.turbofno_ops.random_fno import (
     network,
     truth,
 )
-from turbofno.models.core.config import ChannelMLP, DomainPadding, FNOArchitecture
+from turbofno.models.core.architecture import ChannelMLP, DomainPadding, FNOArchitecture
 from turbofno.models.core.fno import FNO
 from turbofno_ops import (
     AddMap,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from turbofno.models.core.config import ACTIVATION_NAMES, Activation
+from turbofno.models.core.architecture import ACTIVATION_NAMES, Activation
 from turbofno_ops import ACTIVATIONS
 from turbofno_ops._activations import activate, activate_in_place, parse_activation
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from turbofno.models.core.config import ChannelMLP, FNOArchitecture
+from turbofno.models.core.architecture import ChannelMLP, FNOArchitecture
 from turbofno.models.core.fno import FNO
 from turbofno_ops import compile_fno, fft, fourier_layer, spectral_conv
 

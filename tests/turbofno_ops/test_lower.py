@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.turbofno_ops.random_fno import network
-from turbofno.models.core.config import ChannelMLP, DomainPadding, FNOArchitecture
+from turbofno.models.core.architecture import ChannelMLP, DomainPadding, FNOArchitecture
 from turbofno_ops._activations import activate
 from turbofno_ops._check import check
 from turbofno_ops._lower import Chain, Mix, Tile, lower

@@ -14,7 +14,7 @@ import torch
 from tests.turbofno_ops.fourier_truth import relative_l2
 from tests.turbofno_ops.on_gpu import needs_kernels
 from tests.turbofno_ops.random_fno import field, network, truth
-from turbofno.models.core.config import ChannelMLP, FNOArchitecture
+from turbofno.models.core.architecture import ChannelMLP, FNOArchitecture
 from turbofno.models.core.fno import FNO
 from turbofno_ops import GraphCache, GraphRefused, ModuleGraphs, last_choice, module_graph
 from turbofno_ops._graphs import CaptureFailed

@@ -19,8 +19,9 @@ from tests.turbofno_ops.random_fno import (
     network,
     truth,
 )
+from turbofno.models.core.architecture import ChannelMLP, FNOArchitecture
 from turbofno.models.core.checkpoint import load_model
-from turbofno.models.core.config import ChannelMLP, FNOArchitecture, Normalization
+from turbofno.models.core.config import Normalization
 from turbofno.models.core.fno import FNO, to_precision
 from turbofno.models.zoo import TRAINED
 from turbofno_ops import (

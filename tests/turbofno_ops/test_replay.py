@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from turbofno.models.core.config import DomainPadding, FNOArchitecture
+from turbofno.models.core.architecture import DomainPadding, FNOArchitecture
 from turbofno.models.core.fno import FNO
 from turbofno_ops import Replay, Unrecordable, fft, fourier_layer, last_choice, spectral_conv
 from turbofno_ops.dispatch import choose, record

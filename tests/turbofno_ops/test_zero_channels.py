@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.turbofno_ops.random_fno import network
-from turbofno.models.core.config import ChannelMLP, DomainPadding, FNOArchitecture
+from turbofno.models.core.architecture import ChannelMLP, DomainPadding, FNOArchitecture
 from turbofno_ops import FNODescription, Normalize, compile_fno, plan
 from turbofno_ops._support import A100
 from turbofno_ops._zero_channels import with_zero_channels

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from turbofno.models.core.config import BlockStep, DomainPadding
+from turbofno.models.core.architecture import BlockStep, DomainPadding
 from turbofno.models.importers.neuraloperator.settings import Release
 from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.safe_pickle import Stub

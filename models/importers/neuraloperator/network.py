@@ -7,7 +7,13 @@ from typing import Any
 
 import torch
 
-from turbofno.models.core.config import ChannelMLP, FNOArchitecture, ModePlacement, Norm, Skip
+from turbofno.models.core.architecture import (
+    ChannelMLP,
+    FNOArchitecture,
+    ModePlacement,
+    Norm,
+    Skip,
+)
 from turbofno.models.importers.activations import activation_of
 from turbofno.models.importers.layout import Tensors, as_real
 from turbofno.models.importers.neuraloperator.arguments import (

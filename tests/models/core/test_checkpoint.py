@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from turbofno.models.core.architecture import FNOArchitecture
 from turbofno.models.core.checkpoint import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -21,7 +22,6 @@ from turbofno.models.core.checkpoint import (
 )
 from turbofno.models.core.config import (
     Channel,
-    FNOArchitecture,
     GridSpec,
     ModelConfig,
     Normalization,

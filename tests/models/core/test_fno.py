@@ -11,13 +11,13 @@ import torch.nn.functional as F
 
 from benchmarks.neuraloperator_twin import twin
 from tests.turbofno_ops.fourier_truth import relative_l2
-from turbofno.models.core.config import (
+from turbofno.models.core.architecture import (
     ChannelMLP,
     DomainPadding,
     FNOArchitecture,
-    Normalization,
     PositionalGrid,
 )
+from turbofno.models.core.config import Normalization
 from turbofno.models.core.fno import FNO
 from turbofno_ops import ChainRefused, compile_fno
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from turbofno.models.core.config import ChannelMLP, DomainPadding, FNOArchitecture
+from turbofno.models.core.architecture import ChannelMLP, DomainPadding, FNOArchitecture
 from turbofno.models.core.memory import activation_bytes
 
 PLAIN: dict[str, Any] = {

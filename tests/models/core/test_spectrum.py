@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.turbofno_ops.fourier_truth import relative_l2
-from turbofno.models.core.config import FNOArchitecture, ModePlacement
+from turbofno.models.core.architecture import FNOArchitecture, ModePlacement
 from turbofno.models.core.fno import FNO
 from turbofno.models.core.spectrum import is_plain, spectral
 from turbofno_ops import spectral_conv

@@ -8,12 +8,8 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from turbofno.models.core.config import (
-    ChannelMLP,
-    DomainPadding,
-    FieldNormalization,
-    FNOArchitecture,
-)
+from turbofno.models.core.architecture import ChannelMLP, DomainPadding, FNOArchitecture
+from turbofno.models.core.config import FieldNormalization
 from turbofno.models.core.fno import FNO
 
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "tanh")

@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.attacks.test_pickles import saved
 from tests.models.importers.drawn import ACTIVATIONS
-from turbofno.models.core.config import ACTIVATION_NAMES, Activation
+from turbofno.models.core.architecture import ACTIVATION_NAMES, Activation
 from turbofno.models.importers.activations import activation_of
 from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.torch_file import read_torch_file

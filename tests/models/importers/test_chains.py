@@ -14,7 +14,7 @@ from tests.thorough import tried
 from tests.turbofno_ops.fourier_truth import relative_l2
 from tests.turbofno_ops.random_fno import draw_normalization, field, network, truth
 from turbofno.models.core import blocks, spectrum
-from turbofno.models.core.config import FNOArchitecture
+from turbofno.models.core.architecture import FNOArchitecture
 from turbofno.models.core.fno import FNO
 from turbofno_ops import ChainRefused, CompiledFNO, compile_fno
 

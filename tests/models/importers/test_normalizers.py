@@ -14,7 +14,7 @@ from neuralop.data.transforms.data_processors import DefaultDataProcessor
 from neuralop.data.transforms.normalizers import UnitGaussianNormalizer as TheirNormalizer
 
 from tests.turbofno_ops.fourier_truth import relative_l2
-from turbofno.models.core.config import FNOArchitecture
+from turbofno.models.core.architecture import FNOArchitecture
 from turbofno.models.core.fno import FNO
 from turbofno.models.importers.normalizers import (
     Scaling,

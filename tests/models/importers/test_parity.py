@@ -13,7 +13,7 @@ from neuralop.models import FNO as TheirFNO
 from neuralop.models import TFNO as TheirTFNO
 
 from tests.models.importers.development_version import with_its_attributes
-from turbofno.models.core.config import DomainPadding, FNOArchitecture
+from turbofno.models.core.architecture import DomainPadding, FNOArchitecture
 from turbofno.models.core.fno import FNO
 from turbofno.models.importers.detect import Checkpoint, convert, read_checkpoint
 from turbofno.models.importers.parity import check_parity

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tests.draws import generator
-from turbofno.models.core.config import DomainPadding, ModelConfig
+from turbofno.models.core.architecture import DomainPadding
+from turbofno.models.core.config import ModelConfig
 from turbofno.service.codec.fields import (
     Form,
     arrays_from_fields,

@@ -16,8 +16,8 @@ import torch
 from tests.models.importers.random_canonical import draw_canonical
 from tests.service.tiny import tiny_config
 from tests.turbofno_ops.random_fno import draw_architecture, draw_normalization, network
+from turbofno.models.core.architecture import FNOArchitecture
 from turbofno.models.core.checkpoint import load_model
-from turbofno.models.core.config import FNOArchitecture
 from turbofno.models.core.fno import FNO
 from turbofno.service.engine.vjp import VjpShapes, join, part
 from turbofno.service.errors import NotDifferentiable

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from turbofno.models.core.config import FNOArchitecture
+from turbofno.models.core.architecture import FNOArchitecture
 from turbofno.models.core.fno import FNO
 from turbofno.service.runtime import replays
 from turbofno.service.runtime.replays import Replays
