@@ -33,6 +33,8 @@ def test_rows_compare_the_library_with_its_import(monkeypatch: pytest.MonkeyPatc
     assert len(rows) == 3
     for row in rows:
         assert row["speed-up"] == 0.5
-        assert row["relative L2 error"] < 3 * row["float32 error on the CPU"] < 1e-4
+        # The library's own error may be far below the rounding of a single value.
+        rounding = max(row["float32 error on the CPU"], torch.finfo(torch.float32).eps)
+        assert row["relative L2 error"] < 3 * rounding < 1e-4
     page = "\n".join(gpu_drawn([{**row, **WHERE} for row in rows]))
     assert f"Slower than the library: {', '.join(str(row['network']) for row in rows)}." in page
