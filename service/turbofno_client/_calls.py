@@ -93,7 +93,7 @@ class Calls(Exchange):
                 [n, channels, *grid], one field [channels, *grid], or, for a model with one channel, one field [*grid].
                 Or a dict of input channel name -> array [n, *grid] or [*grid].
             version: version of the model; the newest if None.
-            deadline: seconds, above 0, after which the result is useless; the server then drops work that it has not started.
+            deadline: seconds after which the result is useless; the server then drops work that it has not started.
             priority: 1 (highest) to 10 (lowest); 0 stands for 5.
             output_grid: points on each axis of the output, by default those of the input; the model then runs on its
                 training grid.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Generator, Mapping
@@ -46,8 +47,8 @@ class Exchange:
 
         The `deadline` of a `stream` is for its start at the server: its bytes may come later.
         """
-        if deadline is not None and not deadline > 0.0:
-            raise BadInput(f"deadline must be a number of seconds above 0, got {deadline:g}")
+        if deadline is not None and math.isnan(deadline):
+            raise BadInput("deadline must be a number of seconds, got nan")
         allowed = self._timeout if deadline is None else min(deadline, self._timeout)
         give_up = time.monotonic() + allowed
         pause = _FIRST_PAUSE

@@ -375,6 +375,15 @@ def test_read_timeout_is_deadline_exceeded_and_not_retried() -> None:
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize("deadline", [0.0, -1.0])
+def test_a_deadline_already_past_is_not_sent(deadline: float) -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        raise AssertionError(f"sent {request}")
+
+    with client_for(handler) as client, pytest.raises(DeadlineExceeded):
+        client.predict("m", FIELD, deadline=deadline)
+
+
 def test_refused_connection_is_retried_and_a_broken_one_is_not(pauses: list[float]) -> None:
     failures: list[type[httpx.TransportError]] = [httpx.ConnectError, httpx.ConnectError]
 
