@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from turbofno.service.codec.fields import grid_limits
-from turbofno.service.demo.sample_parameters import parameters_of
+from turbofno.service.demo.sample_parameters import sampler_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +45,7 @@ def banner(url: str, configs: Sequence[ModelConfig], *, page: bool, keys: bool =
     for config in configs:
         # On one line, because it is a shell comment.
         description = " ".join(config.description.split())
-        call = _sample_command if page and parameters_of(config.pde) else _wave_command
+        call = _sample_command if page and sampler_of(config) else _wave_command
         lines += [f"# {config.name}: {description}", call(curl, url, config), ""]
     return "\n".join(lines)
 

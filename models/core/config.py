@@ -184,10 +184,10 @@ class ModelConfig(Strict):
         default=None,
         description="set for autoregressive models: one call advances by this much time",
     )
-    past_steps: PositiveInt = Field(
-        default=1,
+    past_steps: PositiveInt | None = Field(
+        default=None,
         description="of autoregressive models: number of past states in an input, oldest first, each with the channels "
-        "of an output",
+        "of an output; 1 if not given",
     )
     pde: PDE | None = None
     statistics: Statistics | None = None
@@ -224,17 +224,19 @@ class ModelConfig(Strict):
                     f"pde.residual {residual.kind!r} needs extents of 1 and boundary={boundary!r}"
                 )
         statistics = self.statistics
-        if statistics is not None and statistics.distribution is not None:
+        if statistics is not None:
+            known = statistics.distribution
             channels = self.architecture.in_channels
-            for what, given in (
-                ("inputs", statistics.inputs),
-                ("distribution.inputs", statistics.distribution.inputs),
+            for what, entries, expected in (
+                ("inputs", statistics.inputs, channels),
+                ("outputs", statistics.outputs, self.architecture.out_channels),
+                ("distribution.inputs", known.inputs if known else statistics.inputs, channels),
             ):
-                if len(given) != channels:
+                if len(entries) != expected:
                     raise ValueError(
-                        f"statistics.{what} has {len(given)} entries, expected {channels}"
+                        f"statistics.{what} has {len(entries)} entries, expected {expected}"
                     )
-            if len({len(one.mean) for one in statistics.distribution.inputs}) > 1:
+            if known is not None and len({len(one.mean) for one in known.inputs}) > 1:
                 raise ValueError(
                     "statistics.distribution.inputs differ in their number of features"
                 )
@@ -246,6 +248,11 @@ class ModelConfig(Strict):
                         f"{self.architecture.n_dim} axes"
                     )
         return self
+
+    @property
+    def states(self) -> int:
+        """Past states in an input; 1 for models that are not autoregressive."""
+        return self.past_steps or 1
 
     @property
     def evaluated_steps(self) -> int:
@@ -282,7 +289,7 @@ class ModelConfig(Strict):
                     f"grid.training={list(grid.training)} is not between grid.minimum={list(grid.minimum)} and "
                     f"grid.maximum={list(grid.maximum)}"
                 )
-        if self.past_steps > 1:
+        if self.past_steps is not None:
             if self.time_step is None:
                 raise ValueError("past_steps is for autoregressive models: give time_step, too")
             if arch.in_channels != self.past_steps * arch.out_channels:

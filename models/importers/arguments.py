@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the time by which one call advances an autoregressive network; then it can be rolled out",
     )  # fmt: skip
     parser.add_argument(
-        "--past-steps", metavar="N", type=_positive(int), default=1,
+        "--past-steps", metavar="N", type=_positive(int),
         help="number of past states in its input, oldest first, each with the channels of the output (default: 1)",
     )  # fmt: skip
     parser.add_argument(

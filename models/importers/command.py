@@ -169,6 +169,7 @@ def _config(
     boundary: Boundary | None,
 ) -> ModelConfig:
     arch = imported.architecture
+    _check_steps(arguments.time_step, arguments.past_steps, arch)
     try:
         return ModelConfig(
             name=arguments.name,
@@ -185,7 +186,27 @@ def _config(
             sha256="0" * 64,
         )
     except ValidationError as error:
-        raise ImportRefused(described(error, CONFIG_FILE)) from None
+        raise ImportRefused(described(error)) from None
+
+
+def _check_steps(time_step: float | None, past_steps: int | None, arch: FNOArchitecture) -> None:
+    if time_step is None:
+        if past_steps is not None:
+            raise ImportRefused(
+                "--past-steps is for autoregressive networks: give --time-step, too"
+            )
+        return
+    states, wanted = past_steps or 1, arch.in_channels // arch.out_channels
+    if arch.in_channels != states * arch.out_channels:
+        mend = (
+            f"; give --past-steps {wanted}"
+            if arch.in_channels == wanted * arch.out_channels
+            else ""
+        )
+        raise ImportRefused(
+            "--time-step is for networks whose output is a state of their next input: the input's "
+            f"{arch.in_channels} channels are not {states} x {arch.out_channels}{mend}"
+        )
 
 
 def _channels(names: Sequence[str] | None, prefix: str, count: int) -> tuple[Channel, ...]:

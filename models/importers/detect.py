@@ -117,7 +117,7 @@ def _refusing_inconsistency(path: Path) -> Iterator[None]:
         ArithmeticError,
         RuntimeError,
     ) as error:
-        why = described(error, "network") if isinstance(error, ValidationError) else error
+        why = described(error) if isinstance(error, ValidationError) else error
         raise ImportRefused(f"{path}: its tensors and settings are inconsistent: {why}") from error
 
 

@@ -110,7 +110,7 @@ def import_original(
     Args:
         tensors: its state dict; a prefix of all keys, such as `module.`, is removed.
         options: overrides of the recipe.
-        script: the script whose recipe applies; None: by the setting `script`, the number of axes, or `pickled`.
+        script: the script whose recipe applies; None: by the setting `script` or the number of axes.
         pickled: what the pickled module of the tensors shows; None: without a module.
 
     Raises:
@@ -122,7 +122,7 @@ def import_original(
     source = Tensors({key.removeprefix("conv1."): t for key, t in plain.items()}
                      if found.generation == "A" else plain)  # fmt: skip
     norms = {} if pickled is None else pickled.norms
-    script = _script(found, options, script, pickled)
+    script = _script(found, options, script)
     usual = _recipe(found, script)
     padding = None if pickled is None else pickled.padding
     if padding is not None and any(usual.padding) and options.given.get("padding") is None:
@@ -222,14 +222,8 @@ def _find(tensors: Mapping[str, Tensor]) -> _Found:
     )
 
 
-def _script(
-    found: _Found, options: Options, script: Script | None, pickled: Pickled | None
-) -> Script:
-    """The script whose recipe applies.
-
-    The two scripts in 2D write the same keys and shapes. Only a module shows which it is, and only from torch 1.8 on:
-    the later one has instance norms, the Darcy script no norms.
-    """
+def _script(found: _Found, options: Options, script: Script | None) -> Script:
+    """The script whose recipe applies. The two in 2D write the same keys and shapes, and their forks mix what they do."""
     if script is not None:
         return script
     if found.n_dim != 2:
@@ -237,11 +231,6 @@ def _script(
         return options.choice("script", (only,), only)
     if options.text("script") is not None:
         return options.choice("script", _IN_2D, _IN_2D[0])
-    if pickled is not None and pickled.norms["instance"]:
-        return "fourier_2d_time"
-    early = found.generation == "A" or found.flat_skips
-    if pickled is not None and not early and not found.has_batch_norm:
-        return "fourier_2d"
     traits = {name: _traits(_recipe(found, name)) for name in _IN_2D}
     shared = set.intersection(*map(set, traits.values()))
     ways = (
@@ -467,7 +456,6 @@ def _assumptions(
         f"spectral weights are stored [{recipe.layout.replace('-', ', ')}, modes] (weight_layout=..)",
         "where kept modes overlap on small grids, the negative frequencies overwrite the others, as in the scripts",
         "inputs and outputs are [batch, channels, *grid], channels first; the scripts have channels last",
-        "nothing in the file proves these choices: compare with an answer of your network, --example x.npy y.npy",
     ]
     if recipe.grid == "none":
         lines.append(

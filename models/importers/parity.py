@@ -110,7 +110,7 @@ def _against_float64(imported: Imported, module: FNO, reason: str) -> Parity:
             f"the original library was not run: {reason}",
             *report.lines,
             "this shows that the weights were copied and that float32 is accurate enough. It does not show that "
-            "the architecture was understood: test the model on an input whose answer you have",
+            "the architecture was understood: compare with an answer of your network, --example x.npy y.npy",
         ),
         report.difference,
     )

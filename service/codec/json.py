@@ -52,7 +52,7 @@ def parse_object(body: bytes | memoryview, *, what: str = "body") -> dict[str, A
         )
     try:
         value = json_arrays.loads(raw)
-    except (orjson.JSONDecodeError, RecursionError) as error:
+    except orjson.JSONDecodeError as error:
         raise BadRequest(
             f"the {what} is not valid JSON: {error} (NaN and Infinity are not JSON)"
         ) from None

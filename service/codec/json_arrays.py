@@ -11,6 +11,7 @@ import math
 import secrets
 import threading
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +29,8 @@ _SHORT = 1024
 """Size of a document in bytes below which orjson is as fast."""
 _FEW = 64
 """Maximum number of values in a list that stays a list, such as a shape."""
+_MOST_SEARCHED = 256 * 1024
+"""Most bytes of a document that only orjson reads and that is searched for repeated keys, which takes a few milliseconds."""
 _PIECE = 512 * 1024
 """Bytes to parse in one call, about a millisecond."""
 _LONG_LIST = 4 * 1024
@@ -56,8 +59,8 @@ def loads(raw: bytes) -> Any:
 
     Raises:
         orjson.JSONDecodeError: not JSON.
-        RepeatedKey: an object has a key more than once, of which orjson would take the last.
-        RecursionError: a key may be repeated, and objects or lists are nested too deeply to find it.
+        RepeatedKey: an object has a key more than once, of which orjson would take the last. Not of documents that only
+            orjson reads and that are large or nested hundreds of levels deep.
     """
     # simdjson accepts a byte order mark, orjson does not
     if len(raw) >= _SHORT and not raw.startswith(_BYTE_ORDER_MARK):
@@ -66,9 +69,12 @@ def loads(raw: bytes) -> Any:
         except (ValueError, TypeError, RuntimeError):
             pass  # simdjson: invalid JSON, or nested too deeply; this file: a long list that is not an array
     document = orjson.loads(raw)
-    # Each key has a colon. Others are in strings, or belong to keys that are repeated.
-    if raw.count(b":") != _count_keys(document):
-        json.loads(raw, object_pairs_hook=lambda pairs: _refuse_repeated([key for key, _ in pairs]))
+    # Each key has a colon. Others are in strings, or belong to keys that are repeated. To find these takes several times as long.
+    if len(raw) <= _MOST_SEARCHED and raw.count(b":") != _count_keys(document):
+        with suppress(RecursionError):
+            json.loads(
+                raw, object_pairs_hook=lambda pairs: _refuse_repeated([key for key, _ in pairs])
+            )
     return document
 
 

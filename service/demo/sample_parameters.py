@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pydantic import BaseModel, ConfigDict
 
-from turbofno.models.core.config import PDE
+from turbofno.models.core.config import PDE, ModelConfig
 
 
 class SampleParameter(BaseModel):
@@ -77,6 +77,12 @@ PARAMETER_NAMES = frozenset(one.name for known in _PARAMETERS.values() for one i
 def parameters_of(pde: PDE | None) -> tuple[SampleParameter, ...] | None:
     """The parameters of the PDE's sampler; None if there is no sampler and solver for it."""
     return None if pde is None else _PARAMETERS.get(pde.name)
+
+
+def sampler_of(config: ModelConfig) -> tuple[SampleParameter, ...] | None:
+    """The parameters of the sampler for a model. None without one, and for several channels: samples have one."""
+    arch = config.architecture
+    return parameters_of(config.pde) if arch.in_channels == arch.out_channels == 1 else None
 
 
 def complete(

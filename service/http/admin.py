@@ -20,7 +20,7 @@ from turbofno.models.core.files import FileRefused, read_inside
 from turbofno.models.core.registry import discover
 from turbofno.models.core.statistics import Statistics
 from turbofno.service.context import AppContext, context_of
-from turbofno.service.demo.sample_parameters import SampleParameter, parameters_of
+from turbofno.service.demo.sample_parameters import SampleParameter, sampler_of
 from turbofno.service.engine.interface import ModelStatus, status_of
 from turbofno.service.errors import NotFound
 from turbofno.service.http.openapi import errors
@@ -90,7 +90,7 @@ class ModelDescription(ModelSummary):
     smallest_grid: tuple[int, ...]
     """Fewest points that resolve the model's modes; `grid.minimum` is the smallest grid accepted."""
     time_step: float | None
-    past_steps: int
+    past_steps: int | None
     pde: PDE | None
     """The equation, and the range of each parameter seen in training."""
     statistics: Statistics | None
@@ -177,7 +177,7 @@ def _description(request: Request, name: str, version: str | None = None) -> Mod
     """The description of the model that the request's path names."""
     context, base = context_of(request), f"/v1/models/{name}"
     config = context.engine.config(name, version)
-    parameters = parameters_of(config.pde) if context.solver else None
+    parameters = sampler_of(config) if context.solver else None
     return ModelDescription(
         **asdict(_summary(context, status_of(config, context.engine))),
         input=_signature("input", config.inputs, config),

@@ -47,7 +47,7 @@ class Exchange(Call):
 
     def __init__(self, edge: Edge) -> None:
         """The request whose header the connection has received."""
-        parser, headers = edge.parser, edge.headers
+        parser, host = edge.parser, None
         if edge.url.startswith(b"/"):
             path, _, query = edge.url.partition(b"?")
         else:
@@ -57,9 +57,8 @@ class Exchange(Call):
             if url.host is not None:
                 # The URL's host replaces Host (RFC 9112, 3.2.2).
                 host = edge.url.split(b"/", 3)[2].partition(b"?")[0]
-                headers = [(name, host if name == b"host" else value) for name, value in headers]
         method = parser.get_method().decode("ascii")
-        super().__init__(edge.app_context, method, path, query, headers, target_of(path))
+        super().__init__(edge.app_context, method, path, query, edge.headers, target_of(path))
         expected = self.headers.get(b"expect")
         self._expects_continue = expected is not None and expected.lower() == b"100-continue"
         self.chunked = parser.get_http_version() != "1.0"
@@ -67,6 +66,8 @@ class Exchange(Call):
         if not self.chunked:
             # Only HTTP/1.1 requires it.
             self.headers.setdefault(b"host", b"")
+        if host is not None and b"host" in self.headers:
+            self.headers[b"host"] = host
         self.keep_alive = self.chunked and parser.should_keep_alive()
         self.disconnected = False
         self.response_started = False

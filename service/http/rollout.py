@@ -58,7 +58,7 @@ _PARAMETERS = (
         _parse_frames,
         default="all",
     ),
-    integer("start", "number of the step that the input is at, to resume from a frame", default=0),
+    integer("start", "number of the step that the input is at, to resume a rollout", default=0),
 )
 _JSON_FACTOR = 3
 """Approximate size of JSON relative to float32."""
@@ -119,7 +119,7 @@ def _check(call: Call, start: int, last: int) -> None:
     if last - start > most:
         raise PayloadTooLarge(
             f"a rollout may run {most} steps ({env_name('max_rollout_steps')}), this one asks for "
-            f"{last - start}: run it in parts, each from the last frame of the one before (start=)"
+            f"{last - start}: run it in parts, each from where the one before ended (start=)"
         )
     why = _why_not(config)
     if why is not None:
@@ -131,17 +131,18 @@ def _why_not(config: ModelConfig) -> str | None:
     if config.time_step is None:
         return "its configuration gives no time_step"
     names = [[channel.name for channel in side] for side in (config.inputs, config.outputs)]
-    if len(names[0]) != config.past_steps * len(names[1]):
-        return (
-            f"its outputs {names[1]} are not its inputs {names[0]}, and its configuration does not say that these are "
-            "past states (past_steps)"
-        )
+    if len(names[0]) != config.states * len(names[1]):
+        several, rest = divmod(len(names[0]), len(names[1]))
+        # so they may be past states
+        unsaid = several > 1 and not rest
+        remark = f", and its configuration does not say past_steps: {several}" if unsaid else ""
+        return f"its outputs {names[1]} are not its inputs {names[0]}{remark}"
     # A state may have other names after the step, but not those of other channels.
     last = config.inputs[-len(config.outputs) :]
     pairs = zip(last, config.outputs, strict=True)
     if any(before.name != after.name and after.name in names[0] for before, after in pairs):
         return f"its outputs {names[1]} are not its inputs {names[0]} in this order"
-    for before, after in zip(config.inputs, config.outputs * config.past_steps, strict=True):
+    for before, after in zip(config.inputs, config.outputs * config.states, strict=True):
         # "1", the default, may stand for units that are not given
         if "1" not in (before.units, after.units) and before.units != after.units:
             return f"its output {after.name!r} is in {after.units}, its input {before.name!r} in {before.units}"
@@ -191,7 +192,7 @@ async def rollout(call: Call) -> Reply:
         last=parameters.last,
         start=parameters.start,
         every=parameters.every,
-        past_steps=config.past_steps,
+        past_steps=config.states,
     )
     known = served.warnings(grid).of_grids + of_horizon(config, parameters.last)
     warnings = count_warnings(call, known)

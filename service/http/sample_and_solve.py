@@ -17,7 +17,7 @@ from turbofno.service.codec.fields import (
 )
 from turbofno.service.codec.negotiate import NPY, Codec, codec_for_answer
 from turbofno.service.demo.messages import Job
-from turbofno.service.demo.sample_parameters import PARAMETER_NAMES, complete, parameters_of
+from turbofno.service.demo.sample_parameters import PARAMETER_NAMES, complete, sampler_of
 from turbofno.service.demo.solver_process import SolverProcess
 from turbofno.service.engine.interface import Fields
 from turbofno.service.errors import BadRequest, Forbidden, InvalidField, NotFound
@@ -144,7 +144,7 @@ def _solver(call: Call) -> SolverProcess:
             "samples and solutions are switched off, with the web page: start the server with "
             f"{env_name('ui')}=true to allow them"
         )
-    if parameters_of(config.pde) is None:
+    if sampler_of(config) is None:
         raise NotFound(
             f"there is no sampler and no solver for model {config.name!r}: only the zoo's problems have them"
         )
@@ -157,7 +157,7 @@ def _sample_job(call: Call, known: tuple[Parameter, ...], *, steps: int = 0) -> 
     The query may have the `known` parameters and those of the model's sampler.
     """
     config = call.served.config
-    sampler = parameters_of(config.pde) or ()
+    sampler = sampler_of(config) or ()
     names = {one.name for one in sampler}
     given = read_query(call, (*known, *(one for one in _SAMPLER if one.name in names)), hint="")
     points = given["grid"] or config.grid.training[0]

@@ -319,7 +319,7 @@ class _Group:
                 return
             fatal = Unavailable(
                 f"there is not enough free memory to go on with this rollout of model {self.model.name!r}; resume "
-                "it later from its last frame, with fewer fields or a coarser grid",
+                "it later from where it ended, with fewer fields or a coarser grid",
                 retry_after=5.0,
             )
         elif len(chosen) > 1:

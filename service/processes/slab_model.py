@@ -164,9 +164,13 @@ class SlabModel:
     def _judged_steps(
         self, start: Fields | None, frames: Mapping[int, Fields], shape: tuple[int, int]
     ) -> dict[str, NDArray[np.float32]]:
-        """Signal -> values [steps, n] of a rollout's turn: those of inputs that are on the host, 0 in other steps."""
-        inputs = frames if self._config.past_steps == 1 else {}
-        known = [(step - 1, fields) for step, fields in inputs.items()]
+        """Signal -> values [steps, n] of a rollout's turn: those of fields that are on the host, 0 in other steps.
+
+        Of a network of past states none: an input is on the host in the first step only.
+        """
+        if self._config.states > 1:
+            return {}
+        known = [(step - 1, fields) for step, fields in frames.items()]
         if start is not None:
             known.append((0, start))
         found: dict[str, NDArray[np.float32]] = {}

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 class Excess:
-    """The energy of a field relative to the largest in the training range; over 1, or NaN, is a blow-up.
+    """The energy of an output relative to the largest in the training range; over 1, or NaN, is a blow-up.
 
-    Energy is the grid mean of the squared deviation from the channel's training mean. A field within the value range of
+    The range is that of the input's last state, which the output is in the next step. Energy is the grid mean of the squared deviation from the channel's training mean. A field within the value range of
     the model's statistics has at most the square of the range's larger half. The worst channel counts; constant channels
     are ignored. Without statistics only NaN and infinity are detected.
     """
 
     def __init__(self, statistics: Statistics | None, device: torch.device) -> None:
-        channels = () if statistics is None else statistics.inputs
+        channels = () if statistics is None else statistics.inputs[-len(statistics.outputs) :]
         self._known = bool(channels)
         self._mean = torch.tensor([one.mean for one in channels], device=device)
         reach = [max(one.maximum - one.mean, one.mean - one.minimum) for one in channels]
@@ -80,7 +80,7 @@ def run_turn(
         found = {} if judge is None else judge(x, y).signals(len(x))
         judged.append({name: values.clone() for name, values in found.items()})
         x = next_input(x, y)
-        checks.append(excess(x))
+        checks.append(excess(y))
         for index, part in enumerate(y.split(sizes)):
             if step in wanted[index]:
                 keys.append((index, step))

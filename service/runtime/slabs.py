@@ -186,7 +186,7 @@ class Slabs:
             for step in range(1, steps + 1):
                 y = network(x, grid)
                 x = next_input(x, y)
-                found.append(excess.energy(x, math.prod(grid)))
+                found.append(excess.energy(y, math.prod(grid)))
                 if step in wanted:
                     self._write_rows(y, wanted[step])
             self._states[target] = _State(x, grid)

@@ -308,13 +308,14 @@ class Calls(Exchange):
         """Run an autoregressive model on its own output up to step `steps`; yield frames as they are computed.
 
         To end the rollout on the server, close the generator or leave the loop over it. To resume after a lost
-        connection, call `rollout(model, frame.fields, steps, start=frame.step)` with the last received frame.
+        connection, call `rollout(model, frame.fields, steps, start=frame.step)` with the last received frame. A model of several past
+        states (`past_steps` of `model(name)`) takes as many frames, one after the other on the axis of channels.
 
         Args:
             model, fields, version: as for `predict`.
             steps: number of the last step.
             frames: "all", "last", or k for the steps k, 2 k, ... and the last.
-            start: number of the step of the input, to resume from a frame.
+            start: number of the step of the input, to resume a rollout.
             deadline: seconds within which the first step must start.
 
         Returns:

@@ -126,6 +126,20 @@ def test_a_state_beyond_the_bounds_of_the_input_warns_with_its_first_frame() -> 
     assert some.of(Frame(4, state)) == ()
 
 
+def test_a_state_has_the_bounds_of_the_last_past_state() -> None:
+    free, bounded = (Channel(name=name, maximum=most) for name, most in (("u0", None), ("u1", 1.5)))
+    config = tiny_config().model_copy(
+        update={"inputs": (free, bounded), "outputs": (Channel(name="u"),), "past_steps": 2}
+    )
+    some = FrameWarnings(config, (16,))
+    state = np.ones((1, 1, 16), np.float32)
+    assert some.of(Frame(1, state)) == ()
+    (one,) = some.of(Frame(2, 2 * state))
+    assert one.text.startswith(
+        "step 2: field 0, channel 'u1', grid point [0] is 2, expected at most"
+    )
+
+
 def test_a_state_beyond_the_bounds_of_the_output_alone_warns_too() -> None:
     """:predict warns of it; the input may have no bounds, or wider ones."""
     free = Channel(name="rho")

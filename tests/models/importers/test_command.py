@@ -487,11 +487,11 @@ def test_files_of_another_kind_are_refused(
             ["--past-steps", "1.5"],
             "argument --past-steps: expected a whole number above 0, not '1.5'",
         ),
-        (["--past-steps", "2"], "past_steps is for autoregressive models: give time_step, too"),
         (
-            ["--past-steps", "2", "--time-step", "1"],
-            "past_steps=2 states of 2 channels are not the architecture's 1 input channels",
+            ["--past-steps", "2"],
+            "--past-steps is for autoregressive networks: give --time-step, too",
         ),
+        (["--past-steps", "2", "--time-step", "1"], "the input's 1 channels are not 2 x 2\n"),
     ],
 )
 def test_past_steps_must_fit_the_network(
@@ -503,6 +503,16 @@ def test_past_steps_must_fit_the_network(
         assert run(repository, tmp_path / "model_state_dict.pt", *options) == 1
     assert says in capsys.readouterr().err
     assert left_over(repository) == []
+
+
+def test_a_network_of_past_steps_is_told_to_say_how_many(
+    tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(Script("B", (4,), 6, 10, 1).state_dict(), tmp_path / "fno.pt")
+    assert run(repository, tmp_path / "fno.pt", "--time-step", "1") == 1
+    assert "10 channels are not 1 x 1; give --past-steps 10" in capsys.readouterr().err
+    assert run(repository, tmp_path / "fno.pt", "--time-step", "1", "--past-steps", "10") == 0
+    assert load_model(repository / "model").config.states == 10
 
 
 @pytest.mark.timeout(20)

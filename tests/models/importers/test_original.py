@@ -23,6 +23,7 @@ from turbofno.models.importers.original import import_original, recognises
 from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.result import Imported, Options
 
+DARCY = {"script": "fourier_2d"}
 SCRIPTS: list[tuple[str, int, dict[str, object], dict[str, str]]] = [
     # generation, axes, arguments of the script, settings of the user
     ("A", 1, {"activation": F.relu, "grid_end": 2 * math.pi}, {}),
@@ -57,7 +58,7 @@ SCRIPTS: list[tuple[str, int, dict[str, object], dict[str, str]]] = [
 @pytest.mark.parametrize("key", ["fc0.weight", "w1.bias", "fc2.weight", "conv0.weights1"])
 def test_tensors_of_an_unexpected_dtype_are_named(key: str) -> None:
     state = Script("B", (3, 3), 4, 1, 1).state_dict()
-    said = Options({"script": "fourier_2d"})
+    said = Options({**DARCY})
     with pytest.raises(ImportRefused, match=f"{key} is torch.int64, expected floating-point"):
         import_original({**state, key: torch.ones(state[key].shape).long()}, said)
     if not state[key].is_complex():
@@ -92,7 +93,7 @@ def assert_parity(imported: Imported, model: Script, size: tuple[int, ...]) -> N
 def test_weights_in_half_precision_are_widened(dtype: torch.dtype) -> None:
     """Generation A stores real and imaginary parts; PyTorch has no complex numbers of two bfloat16."""
     state = {k: t.to(dtype) for k, t in Script("A", (3, 3), 4, 1, 1).state_dict().items()}
-    said = Options({"script": "fourier_2d"})
+    said = Options({**DARCY})
     halved = import_original(state, said).state
     whole = import_original({k: t.float() for k, t in state.items()}, said).state
     for name, tensor in whole.items():
@@ -144,7 +145,7 @@ def test_coordinates_in_other_ranges_are_folded_into_the_lifting() -> None:
     model, size = drawn("B", 2, {})
     imported = import_original(
         model.state_dict(),
-        Options({"script": "fourier_2d", "padding": "0", "coordinates": "-1:1,0:3"}),
+        Options({**DARCY, "padding": "0", "coordinates": "-1:1,0:3"}),
     )
     scale, start = torch.tensor([2.0, 3.0]), torch.tensor([-1.0, 0.0])
     plain = model._with_grid
@@ -189,7 +190,7 @@ def test_pickled_module_is_read_with_its_padding(
     checkpoint = read_checkpoint(tmp_path / "model.pt")
     assert "fourier_2d" not in sys.modules
     assert "a pickled fourier_2d.FNO2d, read without running code" in checkpoint.read_from
-    assert_parity(convert(checkpoint, Options()), model, size)
+    assert_parity(convert(checkpoint, Options({**DARCY})), model, size)
 
 
 def test_activation_modules_in_a_pickled_module_are_used(
@@ -245,7 +246,8 @@ def test_mlps_of_2022_keep_gelu_with_another_activation_around_them(
 ) -> None:
     model, size = drawn("C", 2, {"padding": (9, 9), "activation": activation})
     model.loss = F.mse_loss
-    imported = convert(read_checkpoint(saved_script(model, tmp_path, monkeypatch)), Options())
+    checkpoint = read_checkpoint(saved_script(model, tmp_path, monkeypatch))
+    imported = convert(checkpoint, Options({**DARCY}))
     for line in (
         f"its activation is {ours} (activation=..)",
         "the activation inside its channel MLPs and projection is gelu (mlp_activation=..)",
@@ -277,13 +279,13 @@ def test_activations_inside_and_outside_of_mlps_are_told_apart(
         if type(part) is MLP:
             part.act = torch.nn.Tanh()
     checkpoint = read_checkpoint(saved_script(model, tmp_path, monkeypatch))
-    arch = convert(checkpoint, Options()).architecture
+    arch = convert(checkpoint, Options({**DARCY})).architecture
     assert (arch.activation, arch.projection_activation) == ("silu", "tanh")
     assert checkpoint.pickled is not None
     held = {**checkpoint.pickled.activations, "q.other": "relu"}
     pickled = replace(checkpoint.pickled, activations=held)
     with pytest.raises(ImportRefused, match=r"several.*tanh, relu.*--set mlp_activation="):
-        convert(replace(checkpoint, pickled=pickled), Options())
+        convert(replace(checkpoint, pickled=pickled), Options({**DARCY}))
 
 
 @pytest.mark.parametrize(
@@ -300,8 +302,9 @@ def test_an_unsupported_activation_is_refused_unless_a_setting_replaces_it(
     model, _ = drawn("B", 2, {"activation": activation})
     checkpoint = read_checkpoint(saved_script(model, tmp_path, monkeypatch))
     with pytest.raises(ImportRefused, match=f"activation={says} is not supported"):
-        convert(checkpoint, Options())
-    assert convert(checkpoint, Options({"activation": "relu"})).architecture.activation == "relu"
+        convert(checkpoint, Options({**DARCY}))
+    replaced = convert(checkpoint, Options({**DARCY, "activation": "relu"}))
+    assert replaced.architecture.activation == "relu"
 
 
 def test_prefixes_of_wrappers_are_removed(tmp_path: Path) -> None:
@@ -315,7 +318,7 @@ def test_prefixes_of_wrappers_are_removed(tmp_path: Path) -> None:
     for content in (lightning, parallel):
         torch.save(content, tmp_path / "training.ckpt")
         checkpoint = read_checkpoint(tmp_path / "training.ckpt")
-        assert_parity(convert(checkpoint, Options({"script": "fourier_2d"})), model, size)
+        assert_parity(convert(checkpoint, Options({**DARCY})), model, size)
 
 
 def test_other_keys_and_networks_beside_it_are_told() -> None:
@@ -334,12 +337,11 @@ def test_other_keys_and_networks_beside_it_are_told() -> None:
 def test_a_pickled_module_shows_its_instance_norms(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # the scripts of Darcy flow have none, those of time steps have
     model, size = drawn("B", 2, {"norm": "instance"})
     model.layer_norm = torch.nn.InstanceNorm2d(model.fc0.out_features)
     model.padding = 8  # which the script of time steps does not use
     checkpoint = read_checkpoint(saved_script(model, tmp_path, monkeypatch))
-    assert_parity(convert(checkpoint, Options()), model, size)
+    assert_parity(convert(checkpoint, Options({"script": "fourier_2d_time"})), model, size)
     for script in ("fourier_2d", "fourier_2d_time"):
         said = Options({"script": script, "padding": "0"})
         assert_parity(convert(checkpoint, said), model, size)
@@ -362,8 +364,8 @@ def test_a_norm_with_another_eps_is_refused(
         setattr(model, f"bn{i}", held(model.fc0.out_features, eps=1e-3))
     checkpoint = read_checkpoint(saved_script(model, tmp_path, monkeypatch))
     with pytest.raises(ImportRefused, match=rf"{norm} norms .* eps=0\.001; only 1e-05"):
-        convert(checkpoint, Options({"script": "fourier_2d", "norm": norm}))
-    said = Options({"script": "fourier_2d", "norm": "none"})
+        convert(checkpoint, Options({**DARCY, "norm": norm}))
+    said = Options({**DARCY, "norm": "none"})
     assert convert(checkpoint, said).architecture.norm == "none"
 
 
@@ -373,12 +375,19 @@ def test_the_padding_of_a_network_inside_a_wrapper_is_used(
     model, size = drawn("B", 2, {"padding": (4, 4)})
     model.padding = 4
     path = saved_script(model, tmp_path, monkeypatch, inside=torch.nn.DataParallel)
-    assert_parity(convert(read_checkpoint(path), Options({"script": "fourier_2d"})), model, size)
+    assert_parity(convert(read_checkpoint(path), Options({**DARCY})), model, size)
+    # a fork that pads and has the norms of the other script
+    model.layer_norm = torch.nn.InstanceNorm2d(model.fc0.out_features)
+    model.norm = "instance"
+    checkpoint = read_checkpoint(saved_script(model, tmp_path, monkeypatch))
+    assert_parity(convert(checkpoint, Options({**DARCY})), model, size)
+    del model.layer_norm
+    model.norm = "none"
     model.padding = [4, 4]
     checkpoint = read_checkpoint(saved_script(model, tmp_path, monkeypatch))
     with pytest.raises(ImportRefused, match=r"padding \[4, 4\], expected one number"):
-        convert(checkpoint, Options({"script": "fourier_2d"}))
-    assert_parity(convert(checkpoint, Options({"padding": "4,4"})), model, size)
+        convert(checkpoint, Options({**DARCY}))
+    assert_parity(convert(checkpoint, Options({**DARCY, "padding": "4,4"})), model, size)
 
 
 @pytest.mark.parametrize(
@@ -400,4 +409,4 @@ def test_unsupported_tensors_are_named(change, said, says) -> None:
     state = Script("B", (3, 3), 4, 1, 1, n_layers=2).state_dict()
     state = {k: t for k, t in {**state, **change}.items() if t is not None}
     with pytest.raises(ImportRefused, match=says):
-        import_original(state, Options({"script": "fourier_2d", **said}))
+        import_original(state, Options({**DARCY, **said}))

@@ -105,3 +105,11 @@ def test_inconsistent_statistics_are_refused_by_name() -> None:
     }  # fmt: skip
     with pytest.raises(ValueError, match=r"distribution.inputs has 2 entries, expected 1"):
         changed(statistics=statistics)
+    for side, entries in (("inputs", [moments] * 3), ("outputs", [moments])):
+        few = statistics | {"distribution": None, side: entries}
+        with pytest.raises(ValueError, match=rf"statistics.{side} has {len(entries)} entries"):
+            changed(statistics=few)
+    with pytest.raises(ValueError, match="past_steps is for autoregressive models"):
+        changed(past_steps=2)
+    with pytest.raises(ValueError, match="past_steps=2 states of 2 channels are not .* 1 input"):
+        changed(past_steps=2, time_step=1.0)

@@ -13,6 +13,7 @@ import pytest
 
 from tests.service.http.fake_engine import FakeEngine
 from tests.service.tiny import tiny_config
+from turbofno.models.core.config import Channel
 from turbofno.models.zoo.pde import burgers
 from turbofno.models.zoo.pde.random_fields import INDEX_LIMIT
 from turbofno.models.zoo.problems import BURGERS
@@ -37,7 +38,11 @@ def with_app(
     outputs = config.outputs[:1]
     architecture = config.architecture.model_copy(update={"out_channels": 1})
     config = config.model_copy(update={"outputs": outputs, "architecture": architecture})
-    engine = FakeEngine(config, tiny_config("tiny-2d", n_dim=2))
+    # the same PDE, but two past states, which a sample has not
+    arch = architecture.model_copy(update={"in_channels": 2})
+    inputs = tuple(Channel(name=name) for name in ("u0", "u1"))
+    past = config.model_copy(update={"name": "past", "inputs": inputs, "architecture": arch})
+    engine = FakeEngine(config, past, tiny_config("tiny-2d", n_dim=2))
     app = create_app(Settings(**settings), engine=engine)
 
     async def main() -> None:
@@ -93,6 +98,8 @@ OF_BURGERS = "'alpha', 'amplitude' and 'tau'"
     [
         ("GET", "tiny-2d/sample", 404, "no sampler and no solver for model 'tiny-2d'"),
         ("POST", "tiny-2d:solve", 404, "no sampler and no solver for model 'tiny-2d'"),
+        ("GET", "past/sample", 404, "no sampler and no solver for model 'past'"),
+        ("POST", "past:solve", 404, "no sampler and no solver for model 'past'"),
         ("GET", "nobody/sample", 404, "nobody"),
         ("GET", "burgers/sample?grid=65", 422, "allowed are 8 to 64"),
         ("GET", "burgers/sample?tau=1000", 400, "is 1000, expected a number from 2 to 15"),

@@ -90,6 +90,15 @@ def steps_and_values(frames: list[Frame]) -> list[tuple[int, float]]:
     return [(one.step, float(one.fields.max())) for one in frames if one.fields is not None]
 
 
+def test_a_frame_is_one_of_the_past_states() -> None:
+    fields = np.zeros((3, 6, 1 << 18), np.float32)
+    request = RolloutRequest(PredictRequest("counter", None, fields, "id"), last=9, past_steps=3)
+    assert request.frame_shape == (3, 2, 1 << 18)
+    assert request.frame_bytes == request.unread_bytes == fields.nbytes // 3
+    small = RolloutRequest(PredictRequest("counter", None, fields[:1], "id"), last=9, past_steps=3)
+    assert (small.frame_bytes, small.unread_bytes) == (2 << 20, 4 << 20)
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

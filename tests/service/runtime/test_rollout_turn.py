@@ -75,7 +75,7 @@ def test_the_oldest_past_state_makes_room_for_the_output() -> None:
     fields = [torch.randn(n, 6, 9).numpy() for n in (1, 2)]
     seen: list[torch.Tensor] = []
     result = turn(
-        forward, fields, [[1, 3, 4], [4]], steps=4, excess=lambda x: seen.append(x) or x.sum((1, 2))
+        forward, fields, [[1, 3, 4], [4]], steps=4, excess=lambda y: seen.append(y) or y.sum((1, 2))
     )
     for index, given in enumerate(fields):
         states = list(torch.from_numpy(given).split(2, dim=1))
@@ -85,7 +85,7 @@ def test_the_oldest_past_state_makes_room_for_the_output() -> None:
             np.testing.assert_allclose(frame, states[2 + step].numpy(), rtol=1e-4, atol=1e-5)
         state = result.states[index].numpy()
         np.testing.assert_allclose(state, torch.cat(states[-3:], 1).numpy(), rtol=1e-4, atol=1e-5)
-    assert [x.shape for x in seen] == [(3, 6, 9)] * 4
+    assert [y.shape for y in seen] == [(3, 2, 9)] * 4
     first = turn(forward, fields[:1], [[]], steps=1).states
     again = turn(forward, first, [[3]], steps=3)
     np.testing.assert_allclose(again.frames[0][3], result.frames[0][4], rtol=1e-4, atol=1e-5)
@@ -111,6 +111,12 @@ def test_excess_is_the_largest_relative_energy_of_the_channels() -> None:
     energy = away.square().mean((2, 3)) / torch.tensor([3.5**2, 1.0])
     expected = energy.max(dim=1).values
     torch.testing.assert_close(Excess(stated, CPU)(fields).double(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_of_past_states_the_last_one_s_range_counts() -> None:
+    past = statistics((0.0, 0.0, 1.0), (0.0, 0.0, 4.0))
+    stated = past.model_copy(update={"outputs": past.outputs[:1]})
+    assert Excess(stated, CPU)(torch.full((1, 1, 8), 4.0)).tolist() == [1.0]
 
 
 def test_no_field_within_the_range_exceeds_it() -> None:
