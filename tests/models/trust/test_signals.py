@@ -111,5 +111,5 @@ def test_inconsistent_statistics_are_refused_by_name() -> None:
             changed(statistics=few)
     with pytest.raises(ValueError, match="past_steps is for autoregressive models"):
         changed(past_steps=2)
-    with pytest.raises(ValueError, match="past_steps=2 states of 2 channels are not .* 1 input"):
+    with pytest.raises(ValueError, match=r"past_steps=2 states of 2 channels are not .* 1 input"):
         changed(past_steps=2, time_step=1.0)

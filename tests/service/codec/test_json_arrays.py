@@ -162,9 +162,9 @@ def test_the_search_for_repeated_keys_is_bounded() -> None:
         (deep,) = deep.values()
     assert deep == ":"
     ragged = b"[[1" + b",1" * 200_000 + b"],2]"
-    assert json.parse_object(b'{"a":1,"a":2,"b":' + ragged + b"}")["a"] == 2
+    assert json.parse_object(b'{"b":' + ragged + b',"c":{"a":1,"a":2}}')["c"]["a"] == 2
     with pytest.raises(BadRequest, match='the key "a" more than once'):
-        json.parse_object(b'{"a":1,"a":2,"b":' + ragged[:999] + b"1],2]}")
+        json.parse_object(b'{"b":' + ragged[:999] + b'1],2],"c":{"a":1,"a":2}}')
 
 
 def test_short_lists_stay_lists() -> None:
