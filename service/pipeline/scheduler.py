@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -41,6 +42,9 @@ T = TypeVar("T")
 SHORT_SECONDS = 0.01
 """On a single core, a batch expected to take no longer runs on the event loop: another thread would use the same core
 and add thread switches."""
+ALONE_SECONDS = 0.001
+"""On a GPU, the event loop waits for the batch of a request that comes alone, if it is expected to take no longer: to hand it
+to another thread and back takes as long as a small network."""
 STOP_SECONDS = 1.0
 """Seconds that the device threads may take to end once idle."""
 
@@ -50,7 +54,7 @@ class Scheduler:
 
     A device with at most one batch gets whatever waits, so that with overlap the next batch is ready when that ends.
     Further batches are dispatched only if full: a partial one gains more from waiting. All methods are for the event
-    loop that called `start`. On a single core, short batches run there too.
+    loop that called `start`. On a single core, short batches run there too, and on a GPU those of requests that come alone.
     """
 
     def __init__(
@@ -219,7 +223,11 @@ class Scheduler:
         if self._one_core and 0.0 < expected <= SHORT_SECONDS and not gradients:
             self._run_inline(run.start, finish)
             return False
-        short = self._short_starts.expects(run.report)
+        seconds = self._short_starts.seconds(run.report)
+        short = seconds is not None
+        if seconds is not None and seconds <= ALONE_SECONDS and not waited:
+            self._run_inline(run.start, finish)
+            return False
         self._dispatch(run.start, finish, run.start_whole if short else None)
         if short:
             self._schedule_pump()
@@ -247,7 +255,8 @@ class Scheduler:
         self._in_flight += 1
         result: T | BaseException
         try:
-            result = work()()
+            # As on the device thread: what is logged does not belong to the request that is served here.
+            result = Context().run(lambda: work()())
         except Exception as error:
             result = error
         self._after(finish, result, self._schedule_pump)

@@ -26,11 +26,12 @@ class ShortStarts:
     """Groups of batches whose last start was short. For the event loop only."""
 
     def __init__(self) -> None:
-        self._known: set[_Group] = set()
+        self._known: dict[_Group, float] = {}
+        """The device seconds of the last batch of each."""
 
-    def expects(self, batch: BatchReport) -> bool:
-        """True if the start of this batch is expected to be short."""
-        return _group(batch) in self._known
+    def seconds(self, batch: BatchReport) -> float | None:
+        """The device seconds that this batch is expected to take, if its start is expected to be short; else None."""
+        return self._known.get(_group(batch))
 
     def note(self, report: BatchReport) -> None:
         """Learn from a batch that has ended."""
@@ -41,12 +42,13 @@ class ShortStarts:
         elif report.start_cpu_seconds > SHORT_SECONDS or report.start_seconds > LONG_SECONDS:
             # A graph that was captured may have evicted others of this model.
             runnable = group[0].runnable
-            self._known = {one for one in self._known if one[0].runnable != runnable}
+            known = self._known.items()
+            self._known = {one: took for one, took in known if one[0].runnable != runnable}
         elif group[0].vjp is None and report.ran.execution != "slabs":
             # Of gradients a later start may take long; that of fields cut over several devices waits for these.
-            if len(self._known) == _MOST_GROUPS:
+            if len(self._known) == _MOST_GROUPS and group not in self._known:
                 self.forget()
-            self._known.add(group)
+            self._known[group] = report.device_seconds
 
     def forget(self) -> None:
         """Expect nothing any more: CUDA graphs may have been freed."""

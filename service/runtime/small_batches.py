@@ -20,6 +20,7 @@ from turbofno.service.engine.runnable import ModelOutput, Ran
 from turbofno.service.runtime.batch_copy import copy
 from turbofno.service.runtime.device_pipeline import IN_FLIGHT, lost
 from turbofno.service.runtime.judgement import judged_by, on_host
+from turbofno.service.system import cores
 from turbofno_ops import ChainRefused
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ MOST_BYTES = 1 << 20
 _MOST_KINDS = 16
 """Most batch sizes and grids with graphs; each has one for every batch in flight."""
 MOST_GRAPHS = _MOST_KINDS * IN_FLIGHT
+_SPINNING_CORES = 8
+"""Fewest cores on which to spin until a graph has run: a thread that sleeps wakes some 100 us late, but a core that spins may be
+a front end's."""
 _MOST_DEVICE_BYTES = 1 << 30
 """Once its graphs take more, a model gets none for further sizes and grids."""
 
@@ -149,8 +153,8 @@ class _Graph:
         self._result = self._values = torch.empty(0)
         self._names: tuple[str, ...] = ()
         self._began = torch.cuda.Event(enable_timing=True)
-        # Blocking: spinning would take a core from the front ends.
-        self._arrived = torch.cuda.Event(enable_timing=True, blocking=True)
+        blocking = cores() < _SPINNING_CORES
+        self._arrived = torch.cuda.Event(enable_timing=True, blocking=blocking)
 
     def write(self, parts: Sequence[Fields]) -> int:
         """Copy the parts to pinned memory. Returns the number of fields; those behind them are of an earlier batch."""

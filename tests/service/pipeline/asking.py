@@ -16,11 +16,16 @@ if TYPE_CHECKING:
 
 def queued(scheduler: Scheduler, model: Runnable, request: PredictRequest) -> Ticket:
     """Submit a request; returns its ticket, whose outcome is a future."""
-    outcome: asyncio.Future[PredictResult] = asyncio.get_running_loop().create_future()
-    kind = Kind.of(model, request)
-    ticket = Ticket(kind, request, time.monotonic(), outcome, len(request.fields))
+    ticket = ticket_of(model, request)
     scheduler.submit([ticket])
     return ticket
+
+
+def ticket_of(model: Runnable, request: PredictRequest) -> Ticket:
+    """The ticket of a request, whose outcome is a future."""
+    outcome: asyncio.Future[PredictResult] = asyncio.get_running_loop().create_future()
+    kind = Kind.of(model, request)
+    return Ticket(kind, request, time.monotonic(), outcome, len(request.fields))
 
 
 async def ask(scheduler: Scheduler, model: Runnable, request: PredictRequest) -> PredictResult:

@@ -12,14 +12,14 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from tests.service.pipeline.asking import ask
+from tests.service.pipeline.asking import ask, ticket_of
 from tests.service.waiting import until
 from turbofno.service.engine.interface import Fields, PredictRequest, PredictResult
 from turbofno.service.engine.runnable import Execution, ModelOutput, Ran
 from turbofno.service.engine.vjp import VjpShapes
 from turbofno.service.errors import InferenceFailed
 from turbofno.service.metrics import Metrics
-from turbofno.service.pipeline import short_starts, worker
+from turbofno.service.pipeline import scheduler, short_starts, worker
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.pipeline.scheduler import Scheduler
 from turbofno.service.pipeline.short_starts import LONG_SECONDS, SHORT_SECONDS
@@ -49,6 +49,10 @@ class Model:
         """CPU time that a start takes."""
         self.wait_seconds = 0.0
         """Time that it waits."""
+        self.ends_here: list[bool] = []
+        """For each batch whether the event loop waited for its end."""
+        self.device_seconds = 1e-5
+        """What the device says that a batch took."""
         self._loop = threading.get_ident()
 
     def start(self, parts: Sequence[Fields], _: Sequence[Fields] = ()) -> Callable[[], ModelOutput]:
@@ -60,9 +64,14 @@ class Model:
         time.sleep(self.wait_seconds)
         if any((part == BAD).any() for part in parts):
             raise ZeroDivisionError
-        output = ModelOutput(2 * np.concatenate(parts), Ran("fake", execution=self.execution))
+        output = ModelOutput(
+            2 * np.concatenate(parts),
+            Ran("fake", execution=self.execution),
+            compute_seconds=self.device_seconds,
+        )
 
         def wait() -> ModelOutput:
+            self.ends_here.append(threading.get_ident() == self._loop)
             if self.blocked:
                 self.ends.get(timeout=10)
             return output
@@ -309,5 +318,46 @@ def test_answers_are_right_whichever_thread_starts_their_batch() -> None:
             for request, result in zip(requests, await asyncio.gather(*tasks), strict=True):
                 np.testing.assert_array_equal(result.fields, 2 * request.fields)
             assert any(bench.model.here)
+
+    asyncio.run(main())
+
+
+def test_the_event_loop_waits_for_a_short_batch_of_a_request_that_comes_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scheduler, "ALONE_SECONDS", 60.0)  # even on a busy machine
+
+    async def main() -> None:
+        async with running() as bench:
+            model = bench.model
+
+            async def alone(size: int) -> bool:
+                """Submit a request to the idle device; whether the event loop waited for its batch."""
+                await bench.settle()
+                fields = np.ones((size, 1, 4), np.float32)
+                ticket = ticket_of(model, PredictRequest("double", None, fields, "id"))
+                bench.scheduler.submit([ticket], at_once=True)
+                np.testing.assert_array_equal((await ticket.outcome).fields, 2 * fields)
+                return model.ends_here[-1]
+
+            assert not await alone(1), "nobody knows yet how long it takes"
+            assert await alone(1)
+            assert not await alone(2), "another CUDA graph"
+            assert await alone(2)
+            assert await bench.ask(), "it starts here"
+            assert not model.ends_here[-1], "others of its turn may have come"
+            model.blocked = True
+            ahead, batches = asyncio.create_task(bench.ask_now()), len(model.ends_here)
+            await until(lambda: len(model.ends_here) > batches)
+            behind = asyncio.create_task(alone(1))
+            await asyncio.sleep(0.01)
+            assert not behind.done(), "the event loop is not held"
+            for _ in range(2):
+                model.ends.put(None)
+            assert await ahead
+            assert not await behind
+            model.blocked, model.device_seconds = False, 120.0
+            await alone(1)
+            assert not await alone(1), "it takes longer now"
 
     asyncio.run(main())
