@@ -20,7 +20,7 @@ from turbofno.models.core.architecture import FNOArchitecture
 from turbofno.models.core.checkpoint import is_finite, load_model, save_model, state_shapes
 from turbofno.models.core.config import Channel, GridSpec, ModelConfig
 from turbofno.models.core.fno import FNO
-from turbofno.models.core.registry import CONFIG_FILE
+from turbofno.models.core.registry import CONFIG_FILE, version_folders
 from turbofno.models.core.regrid import Boundary
 from turbofno.models.core.validation import described
 from turbofno.models.importers.detect import Checkpoint, convert, describe, read_checkpoint
@@ -62,6 +62,11 @@ def run(arguments: argparse.Namespace, repository: Path) -> int:
         raise FileExistsError(
             f"{target} has no {CONFIG_FILE}, so it may hold several models, and --force does not replace it; "
             "choose another --name or move the folder"
+        )
+    if target.exists() and version_folders(target):
+        raise FileExistsError(
+            f"{target} has versions of the model below it, and --force does not replace them; choose another --name or "
+            "move the folder"
         )
     settings = _settings(arguments.settings)
     eps = _eps(settings.pop("eps", None), arguments)

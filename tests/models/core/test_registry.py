@@ -29,6 +29,19 @@ def test_discover_finds_flat_and_versioned_models_in_order(tmp_path: Path) -> No
     ]
 
 
+def test_versions_beside_a_flat_model_are_found(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for folder in ("a", "a/2", "a/10", "a/1", "a/01"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "config.json").write_text("{}")
+    found = [(one.version, one.path.relative_to(tmp_path).as_posix()) for one in discover(tmp_path)]
+    assert found == [("1", "a"), ("2", "a/2"), ("10", "a/10")]
+    assert {one.getMessage() for one in caplog.records} == {
+        f"{tmp_path}/a/{name} is skipped: {tmp_path}/a is version 1, too" for name in ("1", "01")
+    }
+
+
 def test_a_folder_whose_name_is_not_utf8_is_skipped_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -505,6 +505,18 @@ def test_past_steps_must_fit_the_network(
     assert left_over(repository) == []
 
 
+def test_versions_of_a_model_are_not_replaced(
+    tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    neuraloperator_pair(tmp_path)
+    assert run(repository, tmp_path / "model_state_dict.pt") == 0
+    (repository / "model" / "2").mkdir()
+    (repository / "model" / "2" / "config.json").write_text("{}")
+    assert run(repository, tmp_path / "model_state_dict.pt", "--force") == 1
+    assert "--force does not replace them" in capsys.readouterr().err
+    assert (repository / "model" / "2" / "config.json").exists()
+
+
 def test_a_network_of_past_steps_is_told_to_say_how_many(
     tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
