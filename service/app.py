@@ -83,13 +83,15 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         context.engine.start()
+        within = settings.drain_seconds
         try:
             yield
         except asyncio.CancelledError:
             # uvicorn asks for no shutdown then. Raised on, it would be logged as an error of the application.
             logger.warning("aborted by a second signal: unfinished requests are answered with 503")
+            within = 0.0
         finally:
-            await drain(context)
+            await drain(context, within)
             if context.solver is not None:
                 await context.solver.close()
             if settings.tracing:
@@ -118,13 +120,12 @@ def create_app(
     return app
 
 
-async def drain(context: AppContext) -> None:
-    """Refuse new requests, finish the admitted ones within the drain time, then stop the engine. Repeatable."""
-    settings = context.settings
-    until = time.monotonic() + settings.drain_seconds
+async def drain(context: AppContext, within: float) -> None:
+    """Refuse new requests, finish the admitted ones within so many seconds, then stop the engine. Repeatable."""
+    until = time.monotonic() + within
     context.admission.start_draining()
     try:
-        async with asyncio.timeout(settings.drain_seconds):
+        async with asyncio.timeout(within):
             await context.admission.wait_idle()
     except TimeoutError:
         logger.warning("requests were unfinished when the drain time ended")

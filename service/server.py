@@ -195,7 +195,9 @@ class DrainingServer(uvicorn.Server):
             self._context.admission.start_draining()
         if self._draining and self._drain is None:
             logger.info("draining: refusing new requests, finishing accepted ones")
-            self._drain = asyncio.create_task(drain(self._context))
+            self._drain = asyncio.create_task(
+                drain(self._context, self._context.settings.drain_seconds)
+            )
         if self._drain is not None and self._drain.done():
             self.should_exit = True
         return await super().on_tick(counter)

@@ -108,7 +108,12 @@ class Settings(BaseSettings):
     """All settings. A request that exceeds a limit gets an error that names the setting's environment variable."""
 
     model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX, frozen=True, extra="forbid", protected_namespaces=()
+        # An empty variable is what a compose file makes of one that is not set.
+        env_prefix=ENV_PREFIX,
+        env_ignore_empty=True,
+        frozen=True,
+        extra="forbid",
+        protected_namespaces=(),
     )
 
     host: str = Field(
@@ -200,7 +205,8 @@ class Settings(BaseSettings):
     )
     torch_threads: PositiveInt | None = Field(
         default=None,
-        description="CPU threads of PyTorch, at least 1. Unset uses PyTorch's default, on a CPU device one "
+        le=1024,
+        description="CPU threads of PyTorch, 1 to 1024. Unset uses PyTorch's default, on a CPU device one "
         "less than the available cores (of a container: of its quota), which leaves one for HTTP.",
     )
 

@@ -77,6 +77,7 @@ class RemoteEngine:
         metrics.shared_memory.set_function(lambda: memory.used_bytes)
         self.queue = EngineQueue(settings, metrics)
         self._links: dict[Peer, EngineLink] = {}
+        self._closed = False
         self._configs: dict[str, ModelConfig] = {}
         """By digest: one object for all engines, as long as any of them serves it."""
         self._digests: dict[int, str] = {}
@@ -117,7 +118,7 @@ class RemoteEngine:
             link.close(
                 "the service stopped before this request was done; retry, another may answer"
             )
-        self._links = {}
+        self._links, self._closed = {}, True
         self._on_state()
 
     def buffer(self, size: int, *, aligned_at: int = 0) -> memoryview | None:
@@ -215,7 +216,7 @@ class RemoteEngine:
             key = status.name, status.version
             if key not in statuses or status.state == "READY":
                 statuses[key] = status
-        merged = statuses.values() or map(_restarting, self._statuses)
+        merged = statuses.values() or map(self._without_engine, self._statuses)
         self._statuses = sorted(merged, key=lambda one: (one.name, int(one.version)))
         self._serving = {}
         for key in ((one.name, one.version) for one in self._statuses):
@@ -230,15 +231,17 @@ class RemoteEngine:
             same = [link for link in serving if link.digests[key] == digest]
             self._links_of[id(config)] = same or serving
 
+    def _without_engine(self, status: ModelStatus) -> ModelStatus:
+        if status.state == "UNAVAILABLE":
+            # The next engine will report the same.
+            return status
+        state, why = "LOADING", "the engine is restarting"
+        if self._closed:
+            state, why = "UNLOADING", "the service is shutting down"
+        return ModelStatus(status.name, status.version, state, why)
+
     def _on_queue(self) -> None:
         self.queue.update([link.queue for link in self._links.values()])
-
-
-def _restarting(status: ModelStatus) -> ModelStatus:
-    if status.state == "UNAVAILABLE":
-        # The next engine will report the same.
-        return status
-    return ModelStatus(status.name, status.version, "LOADING", "the engine is restarting")
 
 
 def _sum_counters(several: Sequence[ModelCounters]) -> ModelCounters:

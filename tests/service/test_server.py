@@ -43,6 +43,18 @@ def lost(slot, parts):
 
 ModelInstance.start = lost
 """
+RUN_SLOWLY = """
+import time
+from turbofno.service.runtime.model_instance import ModelInstance
+
+start = ModelInstance.start
+
+def slow(slot, parts):
+    time.sleep(1)
+    return start(slot, parts)
+
+ModelInstance.start = slow
+"""
 LOAD_SLOWLY = """
 import time
 from turbofno.service.runtime import repository
@@ -160,6 +172,23 @@ def test_second_signal_aborts(repository: Path) -> None:
             assert server.process.wait(5) == 1
     assert any("aborted by a second signal" in line for line in server.log)
     assert not any("Traceback" in line for line in server.log)
+
+
+def test_a_second_signal_aborts_requests_that_wait_for_the_device(repository: Path) -> None:
+    with running(repository, before=RUN_SLOWLY, max_batch_size=1) as server, ExitStack() as sockets:
+        until_ready(server)
+        waiting = [sockets.enter_context(server.connect()) for _ in range(12)]
+        for one in waiting:
+            one.sendall(predict_head(len(BODY)) + BODY)
+        time.sleep(0.2)
+        server.process.terminate()
+        time.sleep(0.5)
+        assert server.process.poll() is None
+        server.process.terminate()
+        statuses = [read_response(one)[0] for one in waiting]
+        assert statuses.count(503) >= 8, "at a second each, few were answered before"
+        assert set(statuses) <= {200, 503}
+        assert server.process.wait(8) == 1
 
 
 def test_the_end_waits_for_nobody_who_does_not_read(repository: Path) -> None:
