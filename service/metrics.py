@@ -47,6 +47,7 @@ REFUSED_WITHOUT_MODEL = (
     "origin", "solver_busy", "solver_timeout", "unauthorized",
 )  # fmt: skip
 """Reasons to refuse a request before its model is known, or regardless of it."""
+ROLLOUT_OUTCOMES = ("done", "blow_up", "failed", "left")
 REFUSED_WITH_MODEL = (
     "body_too_large", "caller_bytes", "caller_fields", "deadline", "draining", "inflight_bytes", "model_bytes",
     "model_fields", "queue_full", "too_late",
@@ -259,6 +260,8 @@ class Metrics:
             self.requests.labels(model, version, protocol, 200)
         for counter in (self.fields, self.gradients, self.rollout_steps, self.out_of_memory_splits):
             counter.labels(model, version)
+        for outcome in ROLLOUT_OUTCOMES:
+            self.rollouts_ended.labels(model, version, outcome)
         for reason in WARNING_REASONS:
             self.prediction_warnings.labels(model, version, reason)
         for reason in REFUSED_WITH_MODEL:

@@ -42,7 +42,7 @@ class Exchange(Call):
     # The body's attributes too: a class's instances share the names of 30 at most (see Edge).
     __slots__ = (
         "_edge", "_expects_continue", "_more", "_running", "_task", "_unread", "begun", "chunked", "complete", "disconnected",
-        "keep_alive", "pieces", "place", "received", "response_complete", "response_started",
+        "keep_alive", "pieces", "place", "received", "response_complete", "response_started", "sent",
     )  # fmt: skip
 
     def __init__(self, edge: Edge) -> None:
@@ -72,6 +72,8 @@ class Exchange(Call):
         self.disconnected = False
         self.response_started = False
         self.response_complete = False
+        self.sent = 0
+        """Bytes of the reply's body that were written."""
         self._more: asyncio.Future[None] | None = None
         """Set while `more` waits for the body."""
         self._edge = edge
@@ -202,7 +204,7 @@ class Exchange(Call):
     async def _run(self) -> None:
         self._running = True
         request_id.set(self.request_id)
-        status, size = CLIENT_CLOSED_REQUEST, 0
+        status = CLIENT_CLOSED_REQUEST
         try:
             reply = None
             try:
@@ -216,41 +218,41 @@ class Exchange(Call):
                 reply = problem(self, error)
             if reply is not None:
                 status = reply.status
-                size = await self._send(reply)
+                await self._send(reply)
         except Exception as error:
             # Its status is counted even if the reply cannot be sent any more.
             reply = problem(self, error)
-            status, size = reply.status, 0
+            status = reply.status
             if self.response_started:
                 self._edge.transport.close()
             else:
-                size = await self._send(reply)
+                await self._send(reply)
         except asyncio.CancelledError:
             # The process ends while the reply is sent, or the client has left.
             if not self.disconnected:
                 logger.warning("%s %s was cut short", self.method, shown_path(self))
                 self._edge.transport.close()
         finally:
-            self.context.access_log.close(self, status, size)
+            self.context.access_log.close(self, status, self.sent)
             self._release()
 
-    async def _send(self, reply: Reply) -> int:
-        """Send the reply; return the size of its body. Closes its stream, however far it came."""
+    async def _send(self, reply: Reply) -> None:
+        """Send the reply. Closes its stream, however far it came."""
         flow, transport, stream = self._edge.flow, self._edge.transport, reply.stream
         try:
             if flow.write_paused:
                 await self._drain(reply)
             if self.disconnected:
-                return 0
+                return
             head, body = self._head(reply), self._body(reply)
             self.response_started = True
             transport.writelines((head, *body))
-            size = reply.size if body else 0
+            self.sent = reply.size if body else 0
             if flow.write_paused:
                 await self._drain(reply)
             if stream is not None:
                 async for piece in stream:
-                    size += len(piece)
+                    self.sent += len(piece)
                     transport.writelines(self._chunk(piece))
                     if flow.write_paused:
                         await flow.drain()
@@ -258,7 +260,6 @@ class Exchange(Call):
                     transport.write(b"0\r\n\r\n")
             if not self.disconnected:
                 self._end()
-            return size
         finally:
             if stream is not None:
                 await stream.aclose()

@@ -20,6 +20,7 @@ from tests.draws import generator
 from tests.service.http.fake_engine import FakeEngine
 from tests.service.http.live import connected, served
 from tests.service.tiny import rollable_config, tiny_config
+from tests.service.waiting import until
 from turbofno.models.core.config import Channel
 from turbofno.service.app import create_app
 from turbofno.service.errors import BlowUp as ServerBlowUp
@@ -370,6 +371,29 @@ def test_a_failure_before_the_first_frame_is_an_ordinary_error() -> None:
         yield
 
     asyncio.run(main())
+
+
+def test_the_access_log_has_the_bytes_of_a_stream_that_its_client_left(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        app = create_app(Settings(port=0), engine=FakeEngine(rollable_config()))
+        async with served(app) as port:
+            async with connected(port) as (reader, writer):
+                length = f"Content-Length: {len(npy(FIELDS))}"
+                lines = "Host: localhost", f"Content-Type: {NPY}", f"Accept: {FRAMES}", length
+                # More than the sockets hold, so that the server notices.
+                head = "\r\n".join([f"POST {PATH}?steps=9999 HTTP/1.1", *lines, "", ""])
+                large = np.zeros((64, 1, 64), np.float32)
+                body = npy(large)
+                writer.write(head.replace(length, f"Content-Length: {len(body)}").encode() + body)
+                await reader.readexactly(2 * large.nbytes)
+            await until(lambda: any(PATH in one.getMessage() for one in caplog.records))
+
+    with caplog.at_level("INFO", logger="service.access"):
+        asyncio.run(main())
+    (line,) = (one for one in caplog.records if PATH in one.getMessage())
+    assert line.__dict__["data"]["out"] > 64 * 64 * 4
 
 
 @pytest.mark.parametrize("accept", [FRAMES, NPY])
