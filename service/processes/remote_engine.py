@@ -78,6 +78,7 @@ class RemoteEngine:
         self.queue = EngineQueue(settings, metrics)
         self._links: dict[Peer, EngineLink] = {}
         self._closed = False
+        self._rollouts_ended = metrics.rollouts_ended
         self._configs: dict[str, ModelConfig] = {}
         """By digest: one object for all engines, as long as any of them serves it."""
         self._digests: dict[int, str] = {}
@@ -154,9 +155,16 @@ class RemoteEngine:
         ring = self.memory.array((places_wanted, *request.frame_shape))
         if not self.memory.contains(initial.fields):
             initial.fields = await self._to_shared_memory(initial.fields)
-        async with aclosing(self._least_busy(config).rollout(request, ring)) as frames:
-            async for frame in frames:
-                yield frame
+        link = self._least_busy(config)
+        try:
+            async with aclosing(link.rollout(request, ring)) as frames:
+                async for frame in frames:
+                    yield frame
+        except Unavailable:
+            if link not in self._links.values() and not self._closed:
+                # The engine, which counts the others, is lost.
+                self._rollouts_ended.labels(config.name, config.version, "failed").inc()
+            raise
 
     async def load(self, model: str) -> None:
         await self._change("load", model)

@@ -214,6 +214,7 @@ def test_a_killed_engine_ends_streams_with_a_reason_to_retry_and_they_can_be_res
     service: Service, module: FNO
 ) -> None:
     fields = noise(1, 1, 24)
+    before = ended(service, "failed")
     with Client(service.url) as client:
         stream = client.rollout("tiny-flow", fields, ENDLESS)
         last = next(stream)
@@ -222,6 +223,7 @@ def test_a_killed_engine_ends_streams_with_a_reason_to_retry_and_they_can_be_res
             for frame in stream:
                 last = frame
         service.until_ready()
+        assert ended(service, "failed") == before + 1
         rest = list(
             client.rollout("tiny-flow", last.fields, last.step + 9, start=last.step, frames="last")
         )
