@@ -9,13 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel
 
-from turbofno.models.core.config import (
-    PDE,
-    Channel,
-    GridSpec,
-    Metric,
-    ModelConfig,
-)
+from turbofno.models.core.config import PDE, Channel, GridSpec, Metric, ModelConfig
 from turbofno.models.core.files import FileRefused, read_inside
 from turbofno.models.core.registry import discover
 from turbofno.models.core.statistics import Statistics

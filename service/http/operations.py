@@ -113,10 +113,10 @@ def begin(call: Call) -> Reply | None:
 
 def _operation(call: Call) -> Operation:
     operations = call.target.operations
-    if (call.method, call.path) == ("OPTIONS", "*"):
-        # Asks about the server as a whole.
-        raise not_allowed(call.method, call.path, ["GET", "POST"])
     if operations is None:
+        if (call.method, call.path) == ("OPTIONS", "*"):
+            # Asks about the server as a whole.
+            raise not_allowed(call.method, call.path, ["GET", "POST"])
         return _FASTAPI
     if not operations:
         raise _no_verb(call.path)

@@ -50,6 +50,8 @@ def route(
                 f" (a version goes into the path: {given.format(name='NAME', version='VERSION')})"
             )
 
+    options.setdefault("hint", hint)
+
     def add(function: F) -> F:
         document_type = get_type_hints(function)["return"]
         run: Any = function if document_type is Reply else _replying(function)
@@ -75,7 +77,7 @@ def route(
                 "parameters": [*_path_parameters(path, example), *asked],
                 **shared,
             }
-        operations.append(Operation(run, entries, method, parameters, **{"hint": hint, **options}))
+        operations.append(Operation(run, entries, method, parameters, **options))
         return function
 
     return add

@@ -220,14 +220,13 @@ class Scheduler:
                 ticket.result = _empty_result(ticket, now)
         run, finish = Batch(batch), partial(self._finish_batch, batch)
         gradients = batch[0].ticket.request.vjp is not None
-        if self._one_core and 0.0 < expected <= SHORT_SECONDS and not gradients:
-            self._run_inline(run.start, finish)
-            return False
         seconds = self._short_starts.seconds(run.report)
-        short = seconds is not None
-        if seconds is not None and seconds <= ALONE_SECONDS and not waited:
+        on_one_core = self._one_core and 0.0 < expected <= SHORT_SECONDS and not gradients
+        alone = not waited and seconds is not None and seconds <= ALONE_SECONDS
+        if on_one_core or alone:
             self._run_inline(run.start, finish)
             return False
+        short = seconds is not None
         self._dispatch(run.start, finish, run.start_whole if short else None)
         if short:
             self._schedule_pump()

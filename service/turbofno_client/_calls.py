@@ -308,8 +308,9 @@ class Calls(Exchange):
         """Run an autoregressive model on its own output up to step `steps`; yield frames as they are computed.
 
         To end the rollout on the server, close the generator or leave the loop over it. To resume after a lost
-        connection, call `rollout(model, frame.fields, steps, start=frame.step)` with the last received frame. A model of several past
-        states (`past_steps` of `model(name)`) takes as many frames, one after the other on the axis of channels.
+        connection, call `rollout(model, frame.fields, steps, start=frame.step)` with the last received frame. A model of
+        several past states (`past_steps` of `model(name)`) takes as many frames, one after the other on the axis of
+        channels.
 
         Args:
             model, fields, version: as for `predict`.

@@ -20,12 +20,7 @@ from turbofno.models.core.checkpoint import (
     save_model,
     sha256_of,
 )
-from turbofno.models.core.config import (
-    Channel,
-    GridSpec,
-    ModelConfig,
-    Normalization,
-)
+from turbofno.models.core.config import Channel, GridSpec, ModelConfig, Normalization
 from turbofno.models.core.fno import FNO
 
 ARCH = FNOArchitecture(

@@ -7,12 +7,7 @@ import torch
 
 from tests.service.tiny import tiny_config
 from turbofno.models.core.checkpoint import load_model
-from turbofno.models.core.config import (
-    PDE,
-    BurgersResidual,
-    ModelConfig,
-    read_config,
-)
+from turbofno.models.core.config import PDE, BurgersResidual, ModelConfig, read_config
 from turbofno.models.core.statistics import FeatureStatistics, InputDistribution
 from turbofno.models.trust.signals import Signals
 from turbofno.models.zoo import TRAINED

@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from turbofno.models.core.config import (
-    Metric,
-    ModelConfig,
-    Parameter,
-    Training,
-)
+from turbofno.models.core.config import Metric, ModelConfig, Parameter, Training
 from turbofno.models.core.statistics import (
     ChannelStatistics,
     FeatureStatistics,
