@@ -458,7 +458,7 @@ class Calls(Exchange):
         while not (yield from self._ready(max(give_up - time.monotonic(), 0.0))):
             if time.monotonic() + _READY_POLL_SECONDS > give_up:
                 raise DeadlineExceeded(
-                    f"{self._http.base_url} was not ready within {timeout:g} s: see GET /readyz and the server's log"
+                    f"{self._http().base_url} was not ready within {timeout:g} s: see GET /readyz and the server's log"
                 )
             yield _READY_POLL_SECONDS
 

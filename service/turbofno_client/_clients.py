@@ -8,7 +8,7 @@ import ssl
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from typing import (
     Any,
     Concatenate,
@@ -27,12 +27,11 @@ from ._answers import AnswerT, Frame, warnings_of
 from ._arrays import Fields
 from ._calls import Calls, Rollout, VjpOptions
 from ._errors import error_of, issue
-from ._exchange import Outcome, Steps
+from ._exchange import HttpT, Outcome, PerProcess, Steps
 
 P = ParamSpec("P")
 T = TypeVar("T")
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
-HttpT = TypeVar("HttpT", httpx.Client, httpx.AsyncClient)
 
 _Call: TypeAlias = Callable[Concatenate[Calls, P], Steps[T]]
 _CALLER = 2
@@ -134,19 +133,22 @@ class _Connection(Generic[HttpT]):
                     f"cannot read certificate authorities from {verify!r}, expected the path of a PEM file: {error.strerror}",
                 ) from None
         authorization = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._http: HttpT = self._http_class(
-            base_url=url,
-            # Compressing float fields takes more time than it saves.
-            headers={"Accept-Encoding": "identity", **authorization, **(headers or {})},
-            verify=verify,
-            transport=transport,
+        self._http: PerProcess[HttpT] = PerProcess(
+            partial(
+                self._http_class,
+                base_url=url,
+                # Compressing float fields takes more time than it saves.
+                headers={"Accept-Encoding": "identity", **authorization, **(headers or {})},
+                verify=verify,
+                transport=transport,
+            )
         )
         self._timeout = timeout
         self._calls = Calls(self._http, timeout=timeout, retries=retries)
 
 
 class Client(_Connection[httpx.Client]):
-    """Blocking client of one server. Threads may share it. Use `with`, or call `close`."""
+    """Blocking client of one server. Threads and forked processes may share it. Use `with`, or call `close`."""
 
     _http_class = httpx.Client
 
@@ -197,7 +199,7 @@ class Client(_Connection[httpx.Client]):
 
     def close(self) -> None:
         """Close the connections."""
-        self._http.close()
+        self._http().close()
 
     def __enter__(self) -> Self:
         return self
@@ -217,7 +219,7 @@ class Client(_Connection[httpx.Client]):
                 time.sleep(step)
                 continue
             try:
-                outcome = self._http.send(step, stream=stream)
+                outcome = self._http().send(step, stream=stream)
                 if stream and outcome.status_code != 200:
                     outcome.read()
             except httpx.RequestError as error:
@@ -258,7 +260,7 @@ class AsyncClient(_Connection[httpx.AsyncClient]):
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._http.aclose()
+        await self._http().aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -278,7 +280,7 @@ class AsyncClient(_Connection[httpx.AsyncClient]):
                 await asyncio.sleep(step)
                 continue
             try:
-                outcome = await self._http.send(step, stream=stream)
+                outcome = await self._http().send(step, stream=stream)
                 if stream and outcome.status_code != 200:
                     await outcome.aread()
             except httpx.RequestError as error:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import time
-from collections.abc import Generator, Mapping
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import httpx
 
 from ._errors import BadInput, DeadlineExceeded, error_of
 
 T = TypeVar("T")
+HttpT = TypeVar("HttpT", httpx.Client, httpx.AsyncClient)
 Outcome: TypeAlias = httpx.Response | httpx.RequestError | None
 Steps: TypeAlias = Generator[httpx.Request | float, Outcome, T]
 """Yields a request to send, and receives its outcome; or yields seconds to wait. Returns a T."""
@@ -22,11 +24,30 @@ _LONGEST_PAUSE = 5.0
 _CONNECT_SECONDS = 5.0
 
 
+class PerProcess(Generic[HttpT]):
+    """An httpx client, made anew in a forked process: on shared connections each would read the other's responses."""
+
+    def __init__(self, make: Callable[[], HttpT]) -> None:
+        self._make: Callable[[], HttpT] = make
+        self._http: HttpT = make()
+        self._process = os.getpid()
+
+    def __call__(self) -> HttpT:
+        if self._process != os.getpid() and not self._http.is_closed:
+            self._http = self._make()
+            self._process = os.getpid()
+        return self._http
+
+
 class Exchange:
     """Requests to one server; `timeout` and `retries` are documented at the clients."""
 
     def __init__(
-        self, http: httpx.Client | httpx.AsyncClient, *, timeout: float, retries: int
+        self,
+        http: PerProcess[httpx.Client] | PerProcess[httpx.AsyncClient],
+        *,
+        timeout: float,
+        retries: int,
     ) -> None:
         self._http = http
         self._timeout = timeout
@@ -82,10 +103,11 @@ class Exchange:
             tries_left -= 1
 
     def _request(self, method: str, path: str, *, seconds: float, **what: Any) -> httpx.Request:
-        if self._http.is_closed:
+        http = self._http()
+        if http.is_closed:
             raise BadInput("the client is closed: make a new one, or close it after the last call")
         limits = httpx.Timeout(seconds, connect=min(seconds, _CONNECT_SECONDS))
-        return self._http.build_request(method, path, timeout=limits, **what)
+        return http.build_request(method, path, timeout=limits, **what)
 
 
 def _from_service(outcome: Outcome) -> bool:

@@ -1,9 +1,10 @@
-"""The client over real connections: shared by threads, concurrent in asyncio, without a server."""
+"""The client over real connections: shared by threads and processes, concurrent in asyncio, without a server."""
 
 from __future__ import annotations
 
 import asyncio
 import io
+import os
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,7 +16,7 @@ import pytest
 from turbofno_client import AsyncClient, Client, ConnectionFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 FIELD = np.linspace(-1.0, 1.0, 12, dtype=np.float32).reshape(1, 12)
 
@@ -27,7 +28,10 @@ def _npy(array: np.ndarray) -> bytes:
 
 
 class _Doubling(BaseHTTPRequestHandler):
-    """A real server that returns twice its input, after refusing the first request to each path."""
+    """A real server that returns twice its input, after refusing the first request to each path.
+
+    The id of a request is the client's port, which tells its connections apart.
+    """
 
     protocol_version = "HTTP/1.1"
     turned_away: set[str]
@@ -38,7 +42,8 @@ class _Doubling(BaseHTTPRequestHandler):
             self.turned_away.add(self.path)
             self._answer(429, b"", {"Retry-After": "0"})
             return
-        self._answer(200, _npy(2 * np.load(io.BytesIO(body))), {})
+        answer = _npy(2 * np.load(io.BytesIO(body)))
+        self._answer(200, answer, {"X-Request-Id": str(self.client_address[1])})
 
     def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
@@ -77,6 +82,42 @@ def test_sync_client_is_shared_by_threads_over_real_connections(live_url: str) -
             thread.join()
     for number in range(4):
         np.testing.assert_array_equal(results[number], 2 * (FIELD + number))
+
+
+def _in_a_fork(call: Callable[[], object]) -> str:
+    """What the call returns in a forked process, or the name of its exception."""
+    reader, writer = os.pipe()
+    if not (child := os.fork()):
+        try:
+            os.write(writer, str(call()).encode())
+        except Exception as error:
+            os.write(writer, type(error).__name__.encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader) as pipe:
+        result = pipe.read()
+    os.waitpid(child, 0)
+    return result
+
+
+def test_a_forked_process_does_not_share_the_connections_of_its_parent(live_url: str) -> None:
+    with Client(live_url) as client:
+
+        def connection() -> str | None:
+            return client.predict_detailed("m", FIELD).request_id
+
+        ours = connection()
+        theirs = _in_a_fork(connection)
+        assert theirs.isdigit()
+        assert theirs != ours
+        assert connection() == ours
+
+
+def test_a_closed_client_is_closed_in_a_forked_process_too(live_url: str) -> None:
+    client = Client(live_url)
+    client.close()
+    assert _in_a_fork(lambda: client.predict("m", FIELD)) == "BadInput"
 
 
 def test_async_client_predicts_concurrently_over_real_connections(live_url: str) -> None:
