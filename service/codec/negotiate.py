@@ -90,8 +90,8 @@ def codec_for_answer(accept: str | None, *, request: Codec, besides: Sequence[st
         return request
     ranges = weighted(accept)
     order = (request, *(codec for codec in CODECS if codec is not request))
-    best = max(order, key=lambda codec: _quality(codec, ranges))
-    if _quality(best, ranges) <= 0:
+    best = max(order, key=lambda codec: quality_of(codec.media_type, ranges))
+    if quality_of(best.media_type, ranges) <= 0:
         offered = ", ".join([OFFERED, *besides])
         raise NotAcceptable(
             f"Accept {accept[:120]!r} allows no supported format, expected one of {offered}"
@@ -112,10 +112,10 @@ def weighted(header: str) -> list[tuple[str, float | None]]:
     return found
 
 
-def _quality(codec: Codec, ranges: list[tuple[str, float | None]]) -> float:
-    """The q-value of the most specific media range that matches a codec, 0 if none does."""
-    group = codec.media_type.partition("/")[0] + "/*"
-    for pattern in (codec.media_type, group, "*/*"):
+def quality_of(media_type: str, ranges: list[tuple[str, float | None]]) -> float:
+    """The q-value of the most specific media range that matches a media type, 0 if none does."""
+    group = media_type.partition("/")[0] + "/*"
+    for pattern in (media_type, group, "*/*"):
         qualities = [
             1.0 if quality is None else quality for name, quality in ranges if name == pattern
         ]

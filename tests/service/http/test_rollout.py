@@ -162,6 +162,22 @@ def test_a_stream_of_server_sent_events() -> None:
 
 
 @pytest.mark.parametrize(
+    ("accept", "chosen"),
+    [
+        (f"{SSE}, */*;q=0.1", SSE),
+        (f"*/*, {SSE}", SSE),
+        (f"{FRAMES};q=0.3, {SSE};q=0.4", SSE),
+        (f"{SSE};q=0.1, {NPY}", NPY),
+        (f"{SSE};q=0.5, {FRAMES};q=0, {NPY};q=0.2", SSE),
+        ("*/*", NPY),
+    ],
+)
+def test_q_values_choose_between_streams_and_arrays(accept: str, chosen: str) -> None:
+    response = post("steps=1", accept=accept)
+    assert response.headers["content-type"].partition(";")[0] == chosen
+
+
+@pytest.mark.parametrize(
     ("query", "status", "words"),
     [
         ("", 400, "steps"),
