@@ -103,7 +103,8 @@ class _Connection(Generic[HttpT]):
             api_key: sent with every request, for a server with API keys.
             verify: how to check the server's TLS certificate: with the system's certificate authorities (True), with
                 those in the file of this path, with an ssl.SSLContext, or not at all (False).
-            timeout: seconds that a call may take, including retries and the pauses between them; above 0.
+            timeout: seconds that a call may take until its response begins, including retries and the pauses between them;
+                above 0. After that, the longest pause between two pieces of the response, which as a whole may take longer.
             retries: maximum number of retries of a call; 0 for none. Retried are 429, 503, refused connections, and
                 500 or 502 from a proxy whose server died, each after the server's Retry-After plus a random pause
                 that doubles each time. Other errors are not retried.
