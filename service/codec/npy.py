@@ -153,7 +153,12 @@ def _read_array(data: bytes | memoryview, *, name: str) -> Array:
     view = memoryview(data).cast("B")
     if bytes(view[:6]) != _MAGIC or len(view) < 10:
         raise BadRequest(f"{name} is not an .npy file: write it with numpy.save")
-    major = view[6]
+    major, minor = view[6], view[7]
+    if minor:
+        raise BadRequest(
+            f"{name} has .npy format version {major}.{minor}, expected {major}.0: curl -d leaves zero bytes out, use "
+            "--data-binary"
+        )
     if major not in (1, 2, 3):
         raise BadRequest(f"{name} has .npy format version {major}, expected 1, 2 or 3")
     width = 2 if major == 1 else 4

@@ -169,6 +169,12 @@ def test_npy_header_length_beyond_the_body_is_refused() -> None:
         npy.decode_npy(b"\x93NUMPY\x02\x00" + b"\xff" * 4 + b"{}")
 
 
+def test_an_npy_file_that_curl_sent_as_text_names_the_option_for_binary_data() -> None:
+    as_text = npy_of(ARRAY).translate(None, b"\0\r\n")
+    with pytest.raises(BadRequest, match=r"expected 1\.0: .*--data-binary"):
+        npy.decode_npy(as_text)
+
+
 def test_npz_bomb_is_refused_before_it_inflates() -> None:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
