@@ -242,7 +242,10 @@ class Client(_Connection[httpx.Client]):
 
 
 class AsyncClient(_Connection[httpx.AsyncClient]):
-    """`Client` for asyncio: `await client.predict(...)`, `async for frame in client.rollout(...)`, `async with`."""
+    """`Client` for asyncio: `await client.predict(...)`, `async for frame in client.rollout(...)`, `async with`.
+
+    Its connections belong to one event loop: make a client in each `asyncio.run`.
+    """
 
     _http_class = httpx.AsyncClient
 
