@@ -109,7 +109,8 @@ class _Connection(Generic[HttpT]):
                 500 or 502 from a proxy whose server died, each after the server's Retry-After plus a random pause
                 that doubles each time. Other errors are not retried.
             headers: sent with every request.
-            transport: the httpx transport to use; an async one for `AsyncClient`.
+            transport: the httpx transport to use; an async one for `AsyncClient`. With it forked processes need clients of their
+                own.
 
         Raises:
             ValueError: a URL without http:// or https://, a key that no header can hold, timeout <= 0, or retries < 0.
