@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import ssl
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
@@ -27,7 +28,7 @@ from ._answers import AnswerT, Frame, warnings_of
 from ._arrays import Fields
 from ._calls import Calls, Rollout, VjpOptions
 from ._errors import error_of, issue
-from ._exchange import HttpT, Outcome, PerProcess, Steps
+from ._exchange import Http, HttpT, Outcome, Steps
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -84,6 +85,8 @@ def _streaming_async(
 
 class _Connection(Generic[HttpT]):
     _http_class: type[HttpT]
+    _owner: Callable[[], object]
+    """What its connections belong to."""
 
     def __init__(
         self,
@@ -109,8 +112,8 @@ class _Connection(Generic[HttpT]):
                 500 or 502 from a proxy whose server died, each after the server's Retry-After plus a random pause
                 that doubles each time. Other errors are not retried.
             headers: sent with every request.
-            transport: the httpx transport to use; an async one for `AsyncClient`. With it forked processes need clients of their
-                own.
+            transport: the httpx transport to use; an async one for `AsyncClient`. With it forked processes and event loops need
+                clients of their own.
 
         Raises:
             ValueError: a URL without http:// or https://, a key that no header can hold, timeout <= 0, or retries < 0.
@@ -135,7 +138,7 @@ class _Connection(Generic[HttpT]):
                     f"cannot read certificate authorities from {verify!r}, expected the path of a PEM file: {error.strerror}",
                 ) from None
         authorization = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._http: PerProcess[HttpT] = PerProcess(
+        self._http: Http[HttpT] = Http(
             partial(
                 self._http_class,
                 base_url=url,
@@ -143,7 +146,8 @@ class _Connection(Generic[HttpT]):
                 headers={"Accept-Encoding": "identity", **authorization, **(headers or {})},
                 verify=verify,
                 transport=transport,
-            )
+            ),
+            self._owner,
         )
         self._timeout = timeout
         self._calls = Calls(self._http, timeout=timeout, retries=retries)
@@ -153,6 +157,7 @@ class Client(_Connection[httpx.Client]):
     """Blocking client of one server. Threads and forked processes may share it. Use `with`, or call `close`."""
 
     _http_class = httpx.Client
+    _owner = staticmethod(os.getpid)
 
     predict = _blocking(Calls.predict)
     predict_detailed = _blocking(Calls.predict_detailed)
@@ -245,10 +250,14 @@ class Client(_Connection[httpx.Client]):
 class AsyncClient(_Connection[httpx.AsyncClient]):
     """`Client` for asyncio: `await client.predict(...)`, `async for frame in client.rollout(...)`, `async with`.
 
-    Its connections belong to one event loop: make a client in each `asyncio.run`.
+    Event loops that run one after the other may share it.
     """
 
     _http_class = httpx.AsyncClient
+
+    @staticmethod
+    def _owner() -> object:
+        return os.getpid(), asyncio.get_running_loop()
 
     predict = _awaiting(Calls.predict)
     predict_detailed = _awaiting(Calls.predict_detailed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import random
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -24,18 +23,24 @@ _LONGEST_PAUSE = 5.0
 _CONNECT_SECONDS = 5.0
 
 
-class PerProcess(Generic[HttpT]):
-    """An httpx client, made anew in a forked process: on shared connections each would read the other's responses."""
+class Http(Generic[HttpT]):
+    """An httpx client, made anew for another owner of connections, a forked process or an event loop.
 
-    def __init__(self, make: Callable[[], HttpT]) -> None:
+    On connections that they share, processes would read each other's responses.
+    """
+
+    def __init__(self, make: Callable[[], HttpT], owner: Callable[[], object]) -> None:
         self._make: Callable[[], HttpT] = make
         self._http: HttpT = make()
-        self._process = os.getpid()
+        self._current_owner = owner
+        self._owner: object = None
+        """Nobody until the first use."""
 
     def __call__(self) -> HttpT:
-        if self._process != os.getpid() and not self._http.is_closed:
+        owner = self._current_owner()
+        if self._owner not in (None, owner) and not self._http.is_closed:
             self._http = self._make()
-            self._process = os.getpid()
+        self._owner = owner
         return self._http
 
 
@@ -44,7 +49,7 @@ class Exchange:
 
     def __init__(
         self,
-        http: PerProcess[httpx.Client] | PerProcess[httpx.AsyncClient],
+        http: Http[httpx.Client] | Http[httpx.AsyncClient],
         *,
         timeout: float,
         retries: int,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import os
 import socket
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from turbofno_client import AsyncClient, Client, ConnectionFailed
+from turbofno_client import AsyncClient, BadInput, Client, ConnectionFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -112,6 +113,19 @@ def test_a_forked_process_does_not_share_the_connections_of_its_parent(live_url:
         assert theirs.isdigit()
         assert theirs != ours
         assert connection() == ours
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_event_loops_one_after_the_other_share_an_asyncio_client(live_url: str) -> None:
+    """What Python says of the connections that a loop leaves open when it ends is ignored."""
+    client = AsyncClient(live_url)
+    for number in range(3):
+        doubled = asyncio.run(client.predict("m", FIELD + number))
+        np.testing.assert_array_equal(doubled, 2 * (FIELD + number))
+    asyncio.run(client.close())
+    with pytest.raises(BadInput, match="the client is closed"):
+        asyncio.run(client.predict("m", FIELD))
+    gc.collect()
 
 
 def test_a_closed_client_is_closed_in_a_forked_process_too(live_url: str) -> None:
