@@ -160,10 +160,12 @@ class Edge(HttpToolsProtocol):
         if self.parser.should_upgrade():
             # The parser stops here, expecting another protocol; `_feed` goes on.
             return
+        # Raises for a URL that cannot be parsed: this request has not begun then.
+        exchange = Exchange(self)
         self._header_bytes = 0
         self._arriving = True
         self._stop(self._header_too_slow)
-        self._begin(Exchange(self))
+        self._begin(exchange)
 
     def on_body(self, body: bytes) -> None:
         self.cycle.take(body)
@@ -243,8 +245,10 @@ class Edge(HttpToolsProtocol):
                 data = self._without_upgrade() + data[upgrade.args[0] :]
                 self._expect_head()
             except httptools.HttpParserError as error:
-                # The parser's texts are its own: none repeats what was sent.
-                self.send_400_response(f"these bytes are no HTTP/1.1 request: {error}")
+                # The parser's texts are its own: none repeats what was sent. Of a callback that fails it says nothing else.
+                fails = isinstance(error, httptools.HttpParserCallbackError)
+                why = "Invalid url" if fails else error
+                self.send_400_response(f"these bytes are no HTTP/1.1 request: {why}")
                 return False
             else:
                 return True

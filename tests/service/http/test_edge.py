@@ -305,6 +305,20 @@ async def test_a_reply_that_cannot_be_encoded_is_sent_and_counted_as_500(
 
 
 @in_loop
+async def test_a_bad_url_is_refused_and_never_answers_the_request_before_it() -> None:
+    bad = b"GET http://host:port/ HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    async with listening() as (port, engine, _):
+        async with connected(port) as (reader, writer):
+            writer.write(bad)
+            status, _, body = await reply(reader)
+            assert (status, b"url" in body) == (400, True)
+        engine.held = True
+        async with connected(port) as (reader, writer):
+            writer.write(raw_request() + bad)
+            assert await reader.read() == b""
+
+
+@in_loop
 async def test_keys_are_required(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"somebody {KEY} fields=1\n")
