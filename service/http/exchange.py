@@ -86,6 +86,7 @@ class Exchange(Call):
     def renew(self, body: memoryview) -> None:
         super().renew(body)
         self.response_started = self.response_complete = False
+        self.sent = 0
 
     def take(self, piece: bytes) -> None:
         """Add a piece of the body, unless the request was already answered."""

@@ -19,6 +19,7 @@ from tests.service.http.raw import (
     reply,
     values,
 )
+from tests.service.waiting import until
 from turbofno.service.http import edge
 from turbofno.service.http.access_log import AccessLog
 from turbofno.service.http.parameters import read_query
@@ -150,6 +151,29 @@ async def test_a_request_with_a_repeated_head_has_nothing_of_the_one_before(
         (200, "tiny-1d", 1, all_steps), (404, "", 0, []),
     ]  # fmt: skip
     assert len({one[4] for one in noted}) == 4
+
+
+@in_loop
+async def test_a_client_that_leaves_got_nothing_of_the_answer_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noted: list[tuple[int, bool]] = []
+    close = AccessLog.close
+
+    def note(self: AccessLog, call: Any, status: int, sent: int) -> None:
+        noted.append((status, sent > 0))
+        close(self, call, status, sent)
+
+    monkeypatch.setattr(AccessLog, "close", note)
+    async with listening() as (port, engine, _):
+        async with connected(port) as (reader, writer):
+            writer.write(raw_request())
+            await reply(reader)
+            engine.held = True
+            writer.write(raw_request())
+            await until(lambda: len(engine.requests) == 2)
+        await until(lambda: len(noted) == 2)
+    assert noted == [(200, True), (499, False)]
 
 
 @in_loop
