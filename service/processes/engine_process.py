@@ -339,8 +339,9 @@ class EngineServer:
             digest = hashlib.sha256(text.encode()).hexdigest()
             self._published[status.name, status.version] = config, digest, text
             self._configs[digest] = config
-            if len(self._configs) > _MAX_CONFIGS:
-                del self._configs[next(iter(self._configs))]
+            # However old, those of the models: their requests name them.
+            published = {digest: config for config, digest, _ in self._published.values()}
+            self._configs = dict(list(self._configs.items())[-_MAX_CONFIGS:]) | published
         return messages.ModelState(status, digest, text)
 
 

@@ -6,15 +6,18 @@ import asyncio
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from tests.service.tiny import rollable_config
-from turbofno.service.engine.interface import PredictRequest, PredictResult
+from turbofno.models.core.config import ModelConfig
+from turbofno.service.engine.interface import ModelStatus, PredictRequest, PredictResult
 from turbofno.service.errors import BlowUp, InferenceFailed, ServiceError, Unavailable
 from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
+from turbofno.service.processes import engine_process
 from turbofno.service.processes.engine_link import EngineLink
 from turbofno.service.processes.engine_process import EngineServer
 from turbofno.service.processes.memory import SlotMemory
@@ -115,6 +118,28 @@ def test_every_error_arrives_as_it_was_raised() -> None:
             assert "secret" not in str(error)
             del error
             assert memory.used_bytes == 0
+
+    asyncio.run(main())
+
+
+def test_a_configuration_is_known_however_often_other_models_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_process, "_MAX_CONFIGS", 3)
+    configs = {"kept": CONFIG, "changed": CONFIG}
+
+    async def main() -> None:
+        engine = Mock(ready=True, statuses=lambda: [ModelStatus(n, "1", "READY") for n in configs])
+        engine.config = lambda name, _: configs[name]
+        server = EngineServer(engine, QueueCapacity(Settings(), Metrics()), lambda: None)
+        for number in range(5):
+            configs["changed"] = CONFIG.model_copy(update={"description": f"number {number}"})
+            server._publish()
+            digests = {model.status.name: model.digest for model in server._state.models}
+        for name, config in configs.items():
+            assert server._resolve(ModelConfig, digests[name]) is config
+        assert len(server._configs) <= 4
+        server.close()
 
     asyncio.run(main())
 
