@@ -119,7 +119,7 @@ class _Connection(Generic[HttpT]):
             ValueError: a URL without http:// or https://, a key that no header can hold, timeout <= 0, or retries < 0.
             OSError: the file of certificates cannot be read.
         """
-        if timeout <= 0 or retries < 0:
+        if not timeout > 0 or retries < 0:
             raise ValueError(f"expected timeout > 0 and retries >= 0, got {timeout=}, {retries=}")
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"expected a URL that begins with http:// or https://, got {url!r}")

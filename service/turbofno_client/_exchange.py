@@ -21,6 +21,8 @@ Steps: TypeAlias = Generator[httpx.Request | float, Outcome, T]
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
 _CONNECT_SECONDS = 5.0
+_LONGEST_SECONDS = 1e6
+"""Sockets take no longer time limit than some weeks, nor an infinite one."""
 
 
 class Http(Generic[HttpT]):
@@ -111,7 +113,9 @@ class Exchange:
         http = self._http()
         if http.is_closed:
             raise BadInput("the client is closed: make a new one, or close it after the last call")
-        limits = httpx.Timeout(seconds, connect=min(seconds, _CONNECT_SECONDS))
+        limits = httpx.Timeout(
+            min(seconds, _LONGEST_SECONDS), connect=min(seconds, _CONNECT_SECONDS)
+        )
         return http.build_request(method, path, timeout=limits, **what)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import math
 import shutil
 import struct
 import subprocess
@@ -451,7 +452,7 @@ def test_headers_are_sent_with_every_request() -> None:
     assert [headers["x-tenant"] for headers in seen] == ["t", "t"]
 
 
-@pytest.mark.parametrize("settings", [{"timeout": 0.0}, {"retries": -1}])
+@pytest.mark.parametrize("settings", [{"timeout": 0.0}, {"timeout": math.nan}, {"retries": -1}])
 def test_invalid_client_settings_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):
         Client(**settings)  # type: ignore[arg-type]

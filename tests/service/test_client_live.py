@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import io
+import math
 import os
 import socket
 import threading
@@ -132,6 +133,11 @@ def test_a_closed_client_is_closed_in_a_forked_process_too(live_url: str) -> Non
     client = Client(live_url)
     client.close()
     assert _in_a_fork(lambda: client.predict("m", FIELD)) == "BadInput"
+
+
+def test_no_time_limit_is_an_infinite_one(live_url: str) -> None:
+    with Client(live_url, timeout=math.inf) as client:
+        np.testing.assert_array_equal(client.predict("m", FIELD, deadline=math.inf), 2 * FIELD)
 
 
 def test_async_client_predicts_concurrently_over_real_connections(live_url: str) -> None:
