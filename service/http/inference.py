@@ -86,6 +86,8 @@ def engine_request(call: Call, fields: Fields, seconds: float | None) -> Predict
     """The engine's request for these fields, which is to start within `seconds`, and at most the server's limit."""
     served, caller = call.served, call.caller
     allowed = call.context.settings.request_deadline_seconds
+    if seconds is None or seconds > allowed:
+        seconds = allowed
     return PredictRequest(
         model=served.name,
         # The version that the fields were checked against, even if a newer one is loaded meanwhile.
@@ -96,7 +98,8 @@ def engine_request(call: Call, fields: Fields, seconds: float | None) -> Predict
         client=caller.name,
         client_max_fields=caller.max_fields,
         at_once=call.at_once,
-        deadline=time.monotonic() + (allowed if seconds is None else min(allowed, seconds)),
+        # Without a limit front ends join requests, which they do for those with deadlines close to each other.
+        deadline=None if seconds == math.inf else time.monotonic() + seconds,
     )
 
 

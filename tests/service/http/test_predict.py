@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import math
 import re
 import threading
 import time
@@ -131,6 +132,15 @@ def test_predict_deadline_shortens_the_servers(headers: dict[str, str], seconds:
     deadline = engine.requests[0].deadline
     assert deadline is not None
     assert before + seconds <= deadline <= time.monotonic() + seconds
+
+
+@pytest.mark.parametrize("headers", [{}, {"X-Deadline-Ms": "inf"}])
+def test_predict_infinite_deadline_is_none(headers: dict[str, str]) -> None:
+    settings = {"request_deadline_seconds": math.inf}
+    _, engine = post(
+        settings=settings, json={"inputs": {"input": FIELDS.tolist()}}, headers=headers
+    )
+    assert engine.requests[0].deadline is None
 
 
 def test_predict_priority_reaches_the_engine() -> None:
