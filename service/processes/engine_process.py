@@ -57,20 +57,12 @@ class _FrontEnd:
     memory: AttachedMemory
     channel: Channel
     answers: dict[int, _Answer] = field(default_factory=dict)
-    """By the first number of each."""
+    """Of joined ones the same for each of them."""
     rollouts: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     writers: dict[int, Writer] = field(default_factory=dict)
-    most_joined: int = 1
-    """Most predictions of an answer so far."""
 
     def send(self, message: messages.Message) -> None:
         self.channel.send(message, self.identity)
-
-    def answer(self, number: int) -> _Answer | None:
-        """The pending answer of a prediction."""
-        before = range(number, number - self.most_joined, -1)
-        found = next((self.answers[first] for first in before if first in self.answers), None)
-        return found if found is not None and number in found.numbers else None
 
 
 class _Answer:
@@ -84,8 +76,8 @@ class _Answer:
         self._unwanted: set[int] = set()
         self._sent = False
         self.ticket: Ticket | None = None
-        front_end.answers[numbers.start] = self
-        front_end.most_joined = max(front_end.most_joined, len(numbers))
+        for number in numbers:
+            front_end.answers[number] = self
 
     def done(self) -> bool:
         return self._sent
@@ -128,7 +120,8 @@ class _Answer:
         self._sent = True
         # The ticket refers to this: a cycle would keep its arrays, and so a dead front end's memory.
         self.ticket = None
-        del self._front_end.answers[self.numbers.start]
+        for number in self.numbers:
+            del self._front_end.answers[number]
 
 
 class EngineServer:
@@ -181,7 +174,7 @@ class EngineServer:
         self._submit_arrived()
         front_end = self._front_ends.pop(identity, None)
         if front_end is not None:
-            for answer in list(front_end.answers.values()):
+            for answer in dict.fromkeys(front_end.answers.values()):
                 if answer.ticket is not None:
                     self._engine.cancel(answer.ticket)
             for rollout in front_end.rollouts.values():
@@ -236,7 +229,7 @@ class EngineServer:
                 writer.ack()
             case messages.Cancel() if running := front_end.rollouts.get(message.id):
                 running.cancel()
-            case messages.Cancel() if answer := front_end.answer(message.id):
+            case messages.Cancel() if answer := front_end.answers.get(message.id):
                 if answer.drop(message.id) and answer.ticket is not None:
                     self._engine.cancel(answer.ticket)
 
