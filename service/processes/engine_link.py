@@ -40,12 +40,10 @@ class _Pending(NamedTuple):
     """A request that waits for the engine's answer."""
 
     outcome: asyncio.Future[Any]
-    sent: object = None
+    sent: Any = None
     """The request as sent: its arrays are kept until the engine answers, even if nobody waits any more."""
-    outputs: Fields = NO_FIELDS
-    """Those of a prediction, and of others that were joined with it."""
     part: slice = slice(None)
-    """The prediction's fields among them."""
+    """The fields of a prediction among those of all that were joined with it."""
 
 
 class EngineLink:
@@ -127,12 +125,10 @@ class EngineLink:
                 self._send((asked,))
             return
         numbers, stop = [*itertools.islice(self._numbers, len(several))], 0
-        outputs = request.output_buffer
-        assert outputs is not None
         for number, asked in zip(numbers, several, strict=True):
             start, stop = stop, stop + len(asked.request.fields)
             asked.work = number
-            self._pending[number] = _Pending(asked.outcome, request, outputs, slice(start, stop))
+            self._pending[number] = _Pending(asked.outcome, request, slice(start, stop))
             if request.joined:
                 # Its fields are in shared memory now. Freed at once, the body's memory takes the next one while in the caches.
                 asked.request.fields = NO_FIELDS
@@ -230,9 +226,9 @@ class EngineLink:
     def _settle_all(self, message: messages.Predicted) -> None:
         """Give each of the predictions that were joined its part of the result."""
         for number in range(message.id, message.id + message.count):
-            outcome, _, outputs, part = self._pending.pop(number)
+            outcome, request, part = self._pending.pop(number)
             if not outcome.done():
-                outcome.set_result(part_of(message.result, part, outputs))
+                outcome.set_result(part_of(message.result, part, request.output_buffer))
 
     def _settle(self, number: int, outcome: Any) -> None:
         pending = self._pending.pop(number)
