@@ -218,7 +218,8 @@ class Scheduler:
             ticket.running_slices += 1
             if ticket.result is None:
                 ticket.result = _empty_result(ticket, now)
-        run, finish = Batch(batch), partial(self._finish_batch, batch)
+        run = Batch(batch)
+        finish = partial(self._finish_batch, run.report)
         gradients = batch[0].ticket.request.vjp is not None
         seconds = self._short_starts.seconds(run.report)
         on_one_core = self._one_core and 0.0 < expected <= SHORT_SECONDS and not gradients
@@ -282,45 +283,42 @@ class Scheduler:
         else:
             future.set_result(result)
 
-    def _finish_batch(self, batch: tuple[Slice, ...], result: BatchReport | BaseException) -> None:
+    def _finish_batch(self, report: BatchReport, result: BatchReport | BaseException) -> None:
+        """End a batch, which gave its report, or an error instead."""
         self._capacity.end_batch(time.monotonic())
-        if isinstance(result, BaseException):
+        if failed := isinstance(result, BaseException):
             logger.error("the device thread failed on a batch", exc_info=result)
-        size = sum(stop - start for _, start, stop in batch)
-        sizes = (size,)
+            model = report.slices[0].ticket.kind.flow.model
+            why = f"model {model!r} failed on the batch of this request; the server's log has the cause"
+            report.errors = {index: InferenceFailed(why) for index in range(len(report.slices))}
+        sizes = (report.size,)
         ended = []
-        for index, (ticket, start, stop) in enumerate(batch):
+        for index, (ticket, *_) in enumerate(report.slices):
             ticket.running_slices -= 1
-            ticket.answered += stop - start
             answer = ticket.result
             assert answer is not None
             answer.batch_sizes += sizes
-            if isinstance(result, BaseException):
-                error: ServiceError | None = InferenceFailed(
-                    f"model {ticket.kind.flow.model!r} failed on the batch of this request; the server's log has the cause"
-                )
-            else:
-                answer.compute_seconds += result.compute_seconds
-                answer.backend, answer.precision = result.ran[:2]
-                error = result.errors.get(index)
+            answer.compute_seconds += report.compute_seconds
+            answer.backend, answer.precision = report.ran[:2]
+            error = report.errors.get(index)
             if ticket.ended:
                 # Its outcome was delayed only because the batch might still write to its output buffer.
                 if not ticket.running_slices and ticket.request.output_buffer is not None:
                     ended.append(ticket)
             elif error is not None:
                 self._fail(ticket, error)
-            elif ticket.answered == ticket.size:
+            elif ticket.dispatched == ticket.size and not ticket.running_slices:
                 ticket.ended = True
                 ended.append(ticket)
         self._resolve(ended)
-        if isinstance(result, BaseException):
+        if failed:
             return
         if self._max_in_flight > 1:
-            self._short_starts.note(result)
-        self._record(result, sum([ticket.size for ticket in ended if ticket.error is None]))
-        if result.splits:
-            self._memory_limits.lower(batch[0].ticket.kind.bucket, result)
-        for error in result.errors.values():
+            self._short_starts.note(report)
+        self._record(report, sum([ticket.size for ticket in ended if ticket.error is None]))
+        if report.splits:
+            self._memory_limits.lower(report.slices[0].ticket.kind.bucket, report)
+        for error in report.errors.values():
             if isinstance(error, DeviceLost):
                 self._lose_device(error.message)
 

@@ -95,8 +95,6 @@ class Ticket(msgspec.Struct, eq=False):
     """Its position in its lane: by arrival; at the end again after each batch that took a part of it."""
     dispatched: int = 0
     """Fields taken out of the queue so far."""
-    answered: int = 0
-    """Fields answered so far."""
     running_slices: int = 0
     """Number of its slices on the device threads."""
     result: PredictResult | None = None
