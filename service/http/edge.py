@@ -1,8 +1,8 @@
 """The socket transport: uvicorn's HTTP protocol with limits that it lacks; requests bypass ASGI.
 
 This file alone overrides or calls uvicorn's internals (test_uvicorn.py fails if a version lacks one): `HttpToolsProtocol`
-with its parser callbacks, `data_received`, `eof_received`, `send_400_response`, `on_response_complete`, `shutdown`, which
-reads `response_complete` of `self.cycle` and sets its `keep_alive`.
+with its parser callbacks, `data_received`, `eof_received`, `on_response_complete`, `shutdown`, which reads
+`response_complete` of `self.cycle` and sets its `keep_alive`.
 """
 
 from __future__ import annotations
@@ -206,9 +206,6 @@ class Edge(HttpToolsProtocol):
         super().resume_writing()
         self._stop(self._drop_unless_read)
 
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(400, "no_http", msg)
-
     def _repeated(self, data: bytes) -> Exchange | None:
         """The request, if received bytes are the last one's head again, but for the length, and a whole body."""
         if self._head is None:
@@ -240,7 +237,7 @@ class Edge(HttpToolsProtocol):
                 self.parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
                 if self.parser.get_method() == b"CONNECT":
-                    self.send_400_response("This server is no proxy.")
+                    self._refuse(400, "no_http", "This server is no proxy.")
                     return False
                 data = self._without_upgrade() + data[upgrade.args[0] :]
                 self._expect_head()
@@ -248,7 +245,7 @@ class Edge(HttpToolsProtocol):
                 # The parser's texts are its own: none repeats what was sent. Of a callback that fails it says nothing else.
                 fails = isinstance(error, httptools.HttpParserCallbackError)
                 why = "Invalid url" if fails else error
-                self.send_400_response(f"these bytes are no HTTP/1.1 request: {why}")
+                self._refuse(400, "no_http", f"these bytes are no HTTP/1.1 request: {why}")
                 return False
             else:
                 return True
