@@ -6,10 +6,10 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
 _FORM = "NAME [fields=N] [bytes=N] [batch=N], with a comma between models"
-_LIMIT = re.compile(r"(fields|bytes|batch)=([1-9][0-9]{0,17})")
+_LIMIT = re.compile(r"([a-z]+)=([1-9][0-9]{0,17})")
 
 
 class ModelLimits(NamedTuple):
@@ -28,9 +28,8 @@ def parse(text: str) -> dict[str, ModelLimits]:
     limits: dict[str, ModelLimits] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, *words = part.split()
-        matches = [_LIMIT.fullmatch(word) for word in words]
-        given = {match[1]: int(match[2]) for match in matches if match is not None}
-        if not words or None in matches or len(given) != len(words):
+        given = limits_of(words, ModelLimits._fields)
+        if not given:
             raise ValueError(
                 f"{part!r} does not state limits of a model: expected {_FORM}, with N above 0"
             )
@@ -38,6 +37,13 @@ def parse(text: str) -> dict[str, ModelLimits]:
             raise ValueError(f"model {name!r} appears twice: give all of its limits together")
         limits[name] = ModelLimits(**given)
     return limits
+
+
+def limits_of(words: Sequence[str], names: Collection[str]) -> dict[str, int] | None:
+    """The limits that words such as fields=8 state; None if one has another form or name, or repeats a name."""
+    matches = filter(None, map(_LIMIT.fullmatch, words))
+    given = {match[1]: int(match[2]) for match in matches if match[1] in names}
+    return given if len(given) == len(words) else None
 
 
 def to_text(limits: Mapping[str, ModelLimits]) -> str:

@@ -10,12 +10,12 @@ from pathlib import Path
 from turbofno.service.errors import Unauthorized
 from turbofno.service.http.access_log import HEALTH
 from turbofno.service.http.call import Call
+from turbofno.service.model_limits import limits_of
 from turbofno.service.pipeline.admission import Caller
 from turbofno.service.settings import env_name
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _KEY = re.compile(r"[\x21-\x7e]{16,256}")
-_LIMIT = re.compile(r"(fields|bytes)=([1-9][0-9]{0,17})")
 _FORM = "NAME KEY [fields=N] [bytes=N]"
 
 
@@ -103,11 +103,10 @@ def _parse(line: str) -> tuple[bytes, Caller]:
         )
     if not _KEY.fullmatch(key):
         raise ValueError(f"the key must be 16 to 256 printable ASCII characters; expected {_FORM}")
-    limits = [_LIMIT.fullmatch(word) for word in rest]
-    if None in limits:
+    limits = limits_of(rest, ("fields", "bytes"))
+    if limits is None:
         raise ValueError(
-            f"after the key only fields=N and bytes=N may follow, N above 0; expected {_FORM}"
+            f"after the key only fields=N and bytes=N may follow, each once, N above 0; expected {_FORM}"
         )
-    most = {match[1]: int(match[2]) for match in limits if match is not None}
-    caller = Caller(name, max_fields=most.get("fields", 0), max_bytes=most.get("bytes", 0))
+    caller = Caller(name, limits.get("fields", 0), limits.get("bytes", 0))
     return hashlib.sha256(key.encode()).digest(), caller

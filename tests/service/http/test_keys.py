@@ -166,6 +166,7 @@ def test_a_missing_file_is_named_with_its_setting(tmp_path: Path) -> None:
         (f"al/ice {ALICE}", "name must be"),
         (f"alice {ALICE} fields=0", "fields=N"),
         (f"alice {ALICE} rate=3", "fields=N"),
+        (f"alice {ALICE} fields=8 fields=1", "each once"),
         (f"alice {ALICE}\nalice {BOB}", "line 2: the name or the key is repeated"),
         (f"alice {ALICE}\nbob {ALICE}", "line 2: the name or the key is repeated"),
     ],
