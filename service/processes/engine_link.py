@@ -139,6 +139,8 @@ class EngineLink:
         number = next(self._numbers)
         end = self._expect(number, (request, ring))
         frames = self._frames[number] = asyncio.Queue()
+        # Behind the last frame.
+        end.add_done_callback(lambda _: frames.put_nowait(None))
         size = len(request.initial.fields)
         self._rolled_out += size
         self._channel.send(messages.StartRollout(number, request, ring))
@@ -234,8 +236,6 @@ class EngineLink:
         pending = self._pending.pop(number)
         if pending.outcome.done():
             return
-        if number in self._frames:
-            self._frames[number].put_nowait(None)
         if isinstance(outcome, ServiceError):
             pending.outcome.set_exception(outcome)
         else:
