@@ -197,11 +197,13 @@ class Settings(BaseSettings):
         "in bytes, at least four times max_body_bytes. Each GPU's engine page-locks the first 128 MiB of it; if any engine has "
         "several GPUs, all of it.",
     )
-    hang_seconds: PositiveFloat = Field(
+    hang_seconds: float = Field(
         default=10.0,
+        # A few heartbeats (processes/liveness.py): with less, processes that are well would be killed again and again.
+        ge=1.0,
         description="With frontends: a process without a heartbeat for this many seconds is restarted, and so is an "
         "engine of several devices that is this late with fields that it cuts: after ten times the usual time, on a new "
-        "grid after a minute and 10 s for each field and step. Above 0.",
+        "grid after a minute and 10 s for each field and step. At least 1.",
     )
     torch_threads: PositiveInt | None = Field(
         default=None,

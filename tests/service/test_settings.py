@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import ValidationError
 
+from turbofno.service.processes.liveness import HEARTBEAT_SECONDS
 from turbofno.service.settings import Settings, env_name, exposure_warnings, misspelt_variables
 from turbofno_ops._native import LIBRARY_VARIABLE
 
@@ -101,6 +102,11 @@ def test_limits_that_contradict_each_other_name_both_variables(values: dict[str,
 def test_zero_limit_is_refused(name: str) -> None:
     with pytest.raises(ValidationError):
         Settings(**{name: 0})  # type: ignore[arg-type]
+
+
+def test_a_time_for_hangs_of_hardly_a_heartbeat_is_refused() -> None:
+    with pytest.raises(ValidationError, match="hang_seconds"):
+        Settings(hang_seconds=2 * HEARTBEAT_SECONDS)
 
 
 def test_misspelt_variables_are_reported_with_the_closest_setting() -> None:
