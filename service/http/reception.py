@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,7 +17,8 @@ class Reception(asyncio.BufferedProtocol):
 
     def __init__(self, edge: Edge, place: memoryview, start: int) -> None:
         """`place` is for the whole body, of which `start` bytes have come already, elsewhere."""
-        self._edge = edge
+        # Weak, since uvloop's transport keeps a protocol that it had; over TLS it may tell that one that the connection is lost.
+        self._edge: Edge = weakref.proxy(edge)
         self._place = place
         self._start = self._stop = start
 
@@ -27,23 +29,20 @@ class Reception(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._stop += nbytes
         if self._stop == len(self._place):
-            edge = self._edge
             self.end()
-            edge.body_received(self._stop)
+            self._edge.body_received(self._stop)
 
     def end(self) -> memoryview:
-        """Return what was received, and refer to nothing more: uvloop's transport keeps a protocol that it had."""
+        """Return what was received, and refer to its memory no more."""
         received, self._place = self._place[self._start : self._stop], _NOTHING
-        del self._edge
         return received
 
     def eof_received(self) -> bool:
         return self._edge.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        edge = self._edge
         self.end()
-        edge.connection_lost(exc)
+        self._edge.connection_lost(exc)
 
     def pause_writing(self) -> None:
         self._edge.pause_writing()

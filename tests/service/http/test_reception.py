@@ -10,6 +10,7 @@ import ssl
 import subprocess
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from tests.service.http.raw import FIELD, INFER, npy, raw_request, reply
 from tests.service.waiting import until
 from turbofno.service.http import edge
 from turbofno.service.http.exchange import Exchange
+from turbofno.service.http.reception import Reception
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
@@ -154,6 +156,15 @@ def test_it_is_received_over_tls(run: Any, tmp_path: Path) -> None:
             await until(lambda: held_bytes(context) == 0 and given[-1]() is None)
 
     run(main())
+
+
+def test_the_end_of_a_connection_reaches_it_however_late() -> None:
+    """Over TLS uvloop announces it a moment later, to the protocol that there was: the body may be late in between."""
+    connection = Mock()
+    reception = Reception(connection, memoryview(bytearray(8)), 4)
+    reception.end()
+    reception.connection_lost(None)
+    connection.connection_lost.assert_called_once_with(None)
 
 
 def test_npy_begins_where_the_file_does(run: Any) -> None:
