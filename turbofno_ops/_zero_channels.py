@@ -1,7 +1,8 @@
 """Zero channels for networks that the kernels compute faster with more channels.
 
-The kernels compute 16, 32 or 64 channels at once, and those for common networks (is_common in csrc/plan/tile_programs.h) need
-exactly so many, or 20 in plain layers. A common network of a few channels less takes them with zero weights: its further channels are zero everywhere.
+The kernels compute 16, 32 or 64 channels at once, and those for common networks (is_common in csrc/plan/tile_programs.h)
+need exactly so many, or 20 in plain layers. A common network of a few channels less takes them with zero weights: its
+further channels are zero everywhere.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ class ModelLocation:
 def discover(root: Path) -> list[ModelLocation]:
     """Every model below `root`, sorted by name, then by version as a number.
 
-    `root/NAME/config.json` is version 1 of NAME; `root/NAME/V/config.json`, V digits, is version V, but for a second
-    version 1, which is skipped with a warning. Everything else is skipped. Names that are not UTF-8, and versions that are links out of both NAME and `root`,
-    are skipped with a warning. NAME itself may be a link: only the operator can create it.
+    `root/NAME/config.json` is version 1 of NAME; `root/NAME/V/config.json`, V digits, is version V. Everything else is
+    skipped; with a warning a second version 1, names that are not UTF-8, and versions that are links out of both NAME and
+    `root`. NAME itself may be a link: only the operator can create it.
 
     Raises:
         NotADirectoryError: `root` is not a folder.
@@ -48,17 +48,13 @@ def discover(root: Path) -> list[ModelLocation]:
 def _models_in(folder: Path, root: Path) -> list[ModelLocation]:
     if not folder.is_dir():
         return []
-    found = [
-        ModelLocation(folder.name, version.name, version)
-        for version in version_folders(folder)
-        if _stays_inside(version, folder, root)
-    ]
-    if (folder / CONFIG_FILE).is_file():
-        for one in found:
-            if int(one.version) == 1:
-                logger.warning("%s is skipped: %s is version 1, too", one.path, folder)
-        found = [one for one in found if int(one.version) != 1]
-        found.append(ModelLocation(folder.name, "1", folder))
+    flat = (folder / CONFIG_FILE).is_file()
+    found = [ModelLocation(folder.name, "1", folder)] if flat else []
+    for version in version_folders(folder):
+        if flat and int(version.name) == 1:
+            logger.warning("%s is skipped: %s is version 1, too", version, folder)
+        elif _stays_inside(version, folder, root):
+            found.append(ModelLocation(folder.name, version.name, version))
     return found
 
 

@@ -56,18 +56,8 @@ def run(arguments: argparse.Namespace, repository: Path) -> int:
         FileExistsError: a model of that name exists.
     """
     target = repository / arguments.name
-    if target.exists() and not arguments.force:
-        raise FileExistsError(f"{target} exists; choose another --name, or replace it with --force")
-    if target.exists() and not (target / CONFIG_FILE).is_file():
-        raise FileExistsError(
-            f"{target} has no {CONFIG_FILE}, so it may hold several models, and --force does not replace it; "
-            "choose another --name or move the folder"
-        )
-    if target.exists() and version_folders(target):
-        raise FileExistsError(
-            f"{target} has versions of the model below it, and --force does not replace them; choose another --name or "
-            "move the folder"
-        )
+    if target.exists():
+        _check_replaceable(target, force=arguments.force)
     settings = _settings(arguments.settings)
     eps = _eps(settings.pop("eps", None), arguments)
     boundary = _boundary(settings.pop("boundary", None))
@@ -100,6 +90,22 @@ def run(arguments: argparse.Namespace, repository: Path) -> int:
             _print([f"  {compare(inputs, outputs, model)}"])
     _print([f"wrote {target}", *_next_steps(config, repository)])
     return 0
+
+
+def _check_replaceable(target: Path, *, force: bool) -> None:
+    """Raise FileExistsError unless this may be replaced: with `force`, a folder of one model and nothing else."""
+    if not force:
+        raise FileExistsError(f"{target} exists; choose another --name, or replace it with --force")
+    if not (target / CONFIG_FILE).is_file():
+        raise FileExistsError(
+            f"{target} has no {CONFIG_FILE}, so it may hold several models, and --force does not replace it; "
+            "choose another --name or move the folder"
+        )
+    if version_folders(target):
+        raise FileExistsError(
+            f"{target} has versions of the model below it, and --force does not replace them; choose another --name or "
+            "move the folder"
+        )
 
 
 def _save(

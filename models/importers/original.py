@@ -44,7 +44,12 @@ from turbofno.models.importers.result import Imported, Options
 Grid = Literal["endpoints", "periodic", "cell-centres", "none"]
 Layout = Literal["in-out", "out-in"]
 Script = Literal["fourier_1d", "fourier_2d", "fourier_2d_time", "fourier_3d", "pdebench"]
-_IN_2D: tuple[Script, ...] = ("fourier_2d", "fourier_2d_time")
+_SCRIPTS: dict[int, tuple[Script, ...]] = {
+    1: ("fourier_1d",),
+    2: ("fourier_2d", "fourier_2d_time"),
+    3: ("fourier_3d",),
+}
+"""The original scripts, by the number of axes."""
 
 _SUPPORTED = (
     "fc0, fc1, fc2 or p, q; conv{i}.weights{k}; w{i}; mlp{i}.mlp1, mlp{i}.mlp2; bn{i} "
@@ -110,11 +115,11 @@ def import_original(
     Args:
         tensors: its state dict; a prefix of all keys, such as `module.`, is removed.
         options: overrides of the recipe.
-        script: the script whose recipe applies; None: by the setting `script` or the number of axes.
+        script: the script whose recipe applies; None: by the setting `script` or the keys, if one script alone writes them.
         pickled: what the pickled module of the tensors shows; None: without a module.
 
     Raises:
-        ImportRefused: keys or shapes of no such script, or of two of them; unknown settings.
+        ImportRefused: keys or shapes of no such script, or of several; unknown settings.
     """
     prefix = _wrapper(tensors)
     plain = inside_wrapper(tensors, prefix)
@@ -223,23 +228,26 @@ def _find(tensors: Mapping[str, Tensor]) -> _Found:
 
 
 def _script(found: _Found, options: Options, script: Script | None) -> Script:
-    """The script whose recipe applies. The two in 2D write the same keys and shapes, and their forks mix what they do."""
+    """The script whose recipe applies. Several write the same keys and shapes, and their forks mix what they do."""
     if script is not None:
         return script
-    if found.n_dim != 2:
-        only: Script = "fourier_1d" if found.n_dim == 1 else "fourier_3d"
-        return options.choice("script", (only,), only)
+    own = _SCRIPTS[found.n_dim]
     if options.text("script") is not None:
-        return options.choice("script", _IN_2D, _IN_2D[0])
-    traits = {name: _traits(_recipe(found, name)) for name in _IN_2D}
+        return options.choice("script", own, own[0])
+    of_pdebench = found.generation == "B" and not found.flat_skips
+    candidates: tuple[Script, ...] = (*own, "pdebench") if of_pdebench else own
+    if len(candidates) == 1:
+        return candidates[0]
+    traits = {name: _traits(_recipe(found, name)) for name in candidates}
     shared = set.intersection(*map(set, traits.values()))
-    ways = (
-        f"--set script={name} ({', '.join(trait for trait in its if trait not in shared)})"
+    ways = [
+        f"{'--format pdebench' if name == 'pdebench' else f'--set script={name}'} "
+        f"({', '.join(trait for trait in its if trait not in shared)})"
         for name, its in traits.items()
-    )
+    ]
     raise ImportRefused(
-        "two of the original scripts write these keys, and their networks give different results. Say which of them "
-        f"trained this network: {' or '.join(ways)}. A network of PDEBench needs --format pdebench"
+        "several scripts write these keys, and their networks give different results. Say which of them trained this "
+        f"network: {', '.join(ways[:-1])} or {ways[-1]}"
     )
 
 
@@ -248,6 +256,7 @@ def _traits(recipe: Recipe) -> tuple[str, ...]:
     return (
         f"{points} points of padding" if points else "no padding",
         f"{recipe.norm} norms" if recipe.norm != "none" else "no norms",
+        f"coordinates at {'cell centres' if recipe.grid == 'cell-centres' else 'both ends'}",
         f"coordinates in the order {recipe.grid_order}",
         f"spectral weights [{recipe.layout.replace('-', ', ')}, modes]",
     )

@@ -93,7 +93,9 @@ def chance(errors: torch.Tensor, expected: float) -> float:
         return 1.0
     above = (errors.mean().item() - expected) / math.sqrt(freedom)
     # the density of atan(t / sqrt(freedom)) is proportional to cos(angle) ** (freedom - 1)
-    angles = torch.linspace(math.atan2(above, _standard_error(errors)), math.pi / 2, 4097).double()
+    angles = torch.linspace(
+        math.atan2(above, _standard_error(errors)), math.pi / 2, 4097, dtype=torch.float64
+    )
     whole = math.sqrt(math.pi) * math.exp(math.lgamma(freedom / 2) - math.lgamma((freedom + 1) / 2))
     return torch.trapezoid(angles.cos() ** (freedom - 1), angles).item() / whole
 

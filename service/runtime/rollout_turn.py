@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 class Excess:
     """The energy of an output relative to the largest in the training range; over 1, or NaN, is a blow-up.
 
-    The range is that of the input's last state, which the output is in the next step. Energy is the grid mean of the squared deviation from the channel's training mean. A field within the value range of
-    the model's statistics has at most the square of the range's larger half. The worst channel counts; constant channels
-    are ignored. Without statistics only NaN and infinity are detected.
+    The range is that of the input's last state, which the output is in the next step. Energy is the grid mean of the
+    squared deviation from the channel's training mean. A field within the value range of the model's statistics has at
+    most the square of the range's larger half. The worst channel counts; constant channels are ignored. Without statistics
+    only NaN and infinity are detected.
     """
 
     def __init__(self, statistics: Statistics | None, device: torch.device) -> None:

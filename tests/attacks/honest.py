@@ -23,12 +23,13 @@ def write_all(folder: Path) -> list[Path]:
     network = FNO(n_modes=(4, 4), in_channels=1, out_channels=1, hidden_channels=WIDTH, n_layers=1)
     network.save_checkpoint(folder, "theirs")
     torch.save(network, folder / "module.pt")
-    script = Script("B", (2,), WIDTH, 1, 1).state_dict()
+    script = Script("C", (2,), WIDTH, 1, 1).state_dict()
     torch.save(script, folder / "script.pt")
     torch.save(script, folder / "legacy.pt", _use_new_zipfile_serialization=False)
     save_file(script, folder / "script.safetensors")
+    pdebench = Script("B", (2,), WIDTH, 1, 1).state_dict()
     torch.save(
-        {"epoch": 1, "model_state_dict": script, "optimizer_state_dict": {}, "loss": 0.5},
+        {"epoch": 1, "model_state_dict": pdebench, "optimizer_state_dict": {}, "loss": 0.5},
         folder / "pdebench.pt",
     )
     (folder / "zip.mdlus").write_bytes(zip_of(mdlus()))

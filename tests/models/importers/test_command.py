@@ -451,9 +451,10 @@ def test_a_network_of_past_steps_is_told_to_say_how_many(
     tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.save(Script("B", (4,), 6, 10, 1).state_dict(), tmp_path / "fno.pt")
-    assert run(repository, tmp_path / "fno.pt", "--time-step", "1") == 1
+    steps = ["--set", "script=fourier_1d", "--time-step", "1"]
+    assert run(repository, tmp_path / "fno.pt", *steps) == 1
     assert "10 channels are not 1 x 1; give --past-steps 10" in capsys.readouterr().err
-    assert run(repository, tmp_path / "fno.pt", "--time-step", "1", "--past-steps", "10") == 0
+    assert run(repository, tmp_path / "fno.pt", *steps, "--past-steps", "10") == 0
     assert load_model(repository / "model").config.states == 10
 
 

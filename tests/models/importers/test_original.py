@@ -23,6 +23,7 @@ from turbofno.models.importers.original import import_original, recognises
 from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.result import Imported, Options
 
+BURGERS = {"script": "fourier_1d"}
 DARCY = {"script": "fourier_2d"}
 SCRIPTS: list[tuple[str, int, dict[str, object], dict[str, str]]] = [
     # generation, axes, arguments of the script, settings of the user
@@ -37,13 +38,13 @@ SCRIPTS: list[tuple[str, int, dict[str, object], dict[str, str]]] = [
     ("B", 2, {"activation": F.relu, "flat_skips": True, "grid_order": "xy"}, {"script": "fourier_2d"}),
     ("B", 3, {"activation": F.relu, "flat_skips": True, "grid_place": "caller"}, {}),
     ("B", 2, {"norm": "instance"}, {"script": "fourier_2d_time"}),
-    ("B", 1, {}, {}),
-    ("B", 1, {"activation": lambda x: F.leaky_relu(x, 0.2)}, {"activation": "leaky_relu(0.2)"}),
-    ("B", 1, {"grid_end": 2 * math.pi, "activation": F.relu}, {"activation": "relu", "coordinates": f"0:{2 * math.pi}"}),
-    ("B", 1, {"padding": (2,), "activation": F.relu}, {"padding": "2", "activation": "relu"}),
+    ("B", 1, {}, {"script": "fourier_1d"}),
+    ("B", 1, {"activation": lambda x: F.leaky_relu(x, 0.2)}, {"script": "fourier_1d", "activation": "leaky_relu(0.2)"}),
+    ("B", 1, {"grid_end": 2 * math.pi, "activation": F.relu}, {"script": "fourier_1d", "activation": "relu", "coordinates": f"0:{2 * math.pi}"}),
+    ("B", 1, {"padding": (2,), "activation": F.relu}, {"script": "fourier_1d", "padding": "2", "activation": "relu"}),
     ("B", 2, {"padding": (9, 9)}, {"script": "fourier_2d"}),
     ("B", 2, {"batch_norm_parameters": True}, {"script": "fourier_2d_time"}),
-    ("B", 3, {"padding": (0, 0, 6), "batch_norm_parameters": True}, {}),
+    ("B", 3, {"padding": (0, 0, 6), "batch_norm_parameters": True}, {"script": "fourier_3d"}),
     ("C", 1, {}, {}),
     ("C", 2, {"padding": (9, 9)}, {"script": "fourier_2d"}),
     ("C", 2, {"norm": "instance"}, {"script": "fourier_2d_time"}),
@@ -129,15 +130,32 @@ def test_a_file_that_two_scripts_write_needs_the_script(generation: str, inputs:
     later = "2d (9 points of padding, no norms) or --set script=fourier_2d_time (no padding, instance norms)"
     difference = {
         "A": "2d (coordinates in the order xy, spectral weights [in, out, modes]) or",
-        "B": later,
+        "B": "2d (9 points of padding, no norms, coordinates at both ends), --set script=fourier_2d_time (",
         "C": later,
     }
     assert f"script=fourier_{difference[generation]}" in str(refused.value)
 
 
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_keys_of_pdebench_too_are_asked_about(n: int) -> None:
+    """PDEBench's networks have the keys and shapes of the scripts of 2021, but other coordinates, and padding in 1D."""
+    state = Script("B", (3,) * n, 4, 1, 1).state_dict()
+    with pytest.raises(ImportRefused) as refused:
+        import_original(state, Options())
+    kinds = {
+        1: "--set script=fourier_1d (no padding, coordinates at both ends) or --format pdebench (2 points of padding, "
+        "coordinates at cell centres)",
+        2: "or --format pdebench (2 points of padding, no norms, coordinates at cell centres)",
+        3: "--set script=fourier_3d (coordinates at both ends) or --format pdebench (coordinates at cell centres)",
+    }
+    assert str(refused.value).endswith(kinds[n])
+    assert import_original(state, Options(), script="pdebench").format == "PDEBench FNO"
+
+
 def test_another_script_with_the_same_keys_is_named() -> None:
     model, _ = drawn("B", 1, {})
-    said = " ".join(import_original(model.state_dict(), Options()).assumptions)
+    options = Options({**BURGERS})
+    said = " ".join(import_original(model.state_dict(), options).assumptions)
     assert "(activation=relu, coordinates=0:6.28" in said
 
 
@@ -160,7 +178,7 @@ def test_coordinates_in_other_ranges_are_folded_into_the_lifting() -> None:
 
 def test_without_grid_coordinates_are_input_channels() -> None:
     model, size = drawn("B", 1, {})
-    imported = import_original(model.state_dict(), Options({"grid": "none"}))
+    imported = import_original(model.state_dict(), Options({**BURGERS, "grid": "none"}))
     assert imported.architecture.in_channels == model.fc0.in_features
     model._with_grid = lambda x: x
     assert_parity(imported, model, size)
@@ -171,7 +189,8 @@ def test_transposed_weights_are_read_with_the_setting() -> None:
     state = {
         key: t.transpose(0, 1) if "weights" in key else t for key, t in model.state_dict().items()
     }
-    assert_parity(import_original(state, Options({"weight_layout": "out-in"})), model, size)
+    said = Options({**BURGERS, "weight_layout": "out-in"})
+    assert_parity(import_original(state, said), model, size)
 
 
 @pytest.mark.parametrize("legacy", [False, True])
@@ -203,15 +222,16 @@ def test_activation_modules_in_a_pickled_module_are_used(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(model, "__class__", importlib.import_module("fourier_1d").FNO1d)
     torch.save(model, tmp_path / "model.pt")
-    imported = convert(read_checkpoint(tmp_path / "model.pt"), Options())
+    imported = convert(read_checkpoint(tmp_path / "model.pt"), Options({**BURGERS}))
     assert "its activation is leaky_relu(0.2) (activation=..)" in imported.assumptions
     assert_parity(imported, model, size)
     model.last = torch.nn.Tanh()
     torch.save(model, tmp_path / "model.pt")
     checkpoint = read_checkpoint(tmp_path / "model.pt")
     with pytest.raises(ImportRefused, match=r"several activations, leaky_relu\(0.2\), tanh"):
-        convert(checkpoint, Options())
-    assert convert(checkpoint, Options({"activation": "relu"})).architecture.activation == "relu"
+        convert(checkpoint, Options({**BURGERS}))
+    said = Options({**BURGERS, "activation": "relu"})
+    assert convert(checkpoint, said).architecture.activation == "relu"
 
 
 def saved_script(
@@ -267,7 +287,7 @@ def test_the_activation_of_mlps_is_a_setting() -> None:
     assert_parity(import_original(state, Options(said)), model, size)
     assert import_original(state, Options()).architecture.projection_activation is None
     b = drawn("B", 1, {})[0].state_dict()
-    arch = import_original(b, Options(said)).architecture
+    arch = import_original(b, Options({**BURGERS, **said})).architecture
     assert (arch.activation, arch.projection_activation) == ("relu", "tanh")
 
 
@@ -324,11 +344,11 @@ def test_prefixes_of_wrappers_are_removed(tmp_path: Path) -> None:
 def test_other_keys_and_networks_beside_it_are_told() -> None:
     model, size = drawn("B", 1, {})
     averaged = torch.optim.swa_utils.AveragedModel(model).state_dict()
-    imported = import_original(averaged, Options())
+    imported = import_original(averaged, Options({**BURGERS}))
     assert "the prefix 'module.' of all keys was removed" in imported.assumptions
     assert_parity(imported, model, size)
     inside = {f"surrogate.{key}": tensor for key, tensor in model.state_dict().items()}
-    assert_parity(import_original(inside, Options()), model, size)
+    assert_parity(import_original(inside, Options({**BURGERS})), model, size)
     for other, says in (("loss.weight", "loss.weight"), ("ema.conv0.weights1", "surrogate.fc0")):
         with pytest.raises(ImportRefused, match=f"begin with '.*', and the file also has {says}"):
             import_original({**inside, other: torch.ones(1)}, Options())
