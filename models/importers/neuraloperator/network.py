@@ -375,9 +375,11 @@ def _refuse_unsupported(tensors: Tensors, settings: Settings) -> None:
     if get("norm") == "ada_in":
         raise ImportRefused("norm=ada_in is not supported: it needs an embedding with every call")
     conv = get("conv_module")
-    name = getattr(conv, "name", conv)
-    if name != "SpectralConv":
-        raise ImportRefused(f"conv_module={name} is not supported; supported is SpectralConv")
+    conv = getattr(conv, "qualified", conv)
+    if conv not in ("SpectralConv", "neuralop.layers.spectral_convolution.SpectralConv"):
+        raise ImportRefused(
+            f"conv_module={conv} is not supported; supported is neuraloperator's own SpectralConv"
+        )
     if get("conv_bias_kernel") != 1:
         raise ImportRefused("conv_bias_kernel above 1 is not supported: only pointwise skips are")
     if get("stabilizer") not in (None, "tanh"):

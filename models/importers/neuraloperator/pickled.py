@@ -134,14 +134,13 @@ def _arguments_of_convolutions(blocks: Stub, convs: list[Stub]) -> dict[str, Any
             f"{sorted(modes)} modes; all layers must have the same"
         )
     (kind,), (kept,) = kinds, modes
-    own = kind.module.startswith("neuralop.layers.") and kind.name == "SpectralConv"
     asked = blocks.attributes.get("_n_modes")
     asked = tuple(asked) if isinstance(asked, list | tuple) else (asked,)
     if kept and kept != (*asked[:-1], asked[-1] // 2 + 1):
         # The modes of the convolutions count. The last entry of n_modes counts both signs.
         asked = (*kept[:-1], 2 * (kept[-1] - 1))
     return {
-        "conv_module": "SpectralConv" if own else kind.qualified,
+        "conv_module": kind.qualified,
         "n_modes": asked,
         "max_n_modes": convs[0].attributes.get("max_n_modes"),
     }

@@ -25,6 +25,7 @@ from turbofno.models.importers.neuraloperator import (
 )
 from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.result import Options
+from turbofno.models.importers.safe_pickle import Named
 from turbofno.models.importers.torch_file import read_torch_file
 
 SMALL: dict[str, Any] = {
@@ -88,6 +89,13 @@ def test_unknown_arguments_and_settings_are_named() -> None:
     refuse(tensors, None, "no setting _whole", _whole="true")
     refuse(tensors, None, "version", version="7")
     refuse(tensors, None, "have the layout", version="0.3.0")
+
+
+@pytest.mark.parametrize("module", ["mylayers", "neuralop.layers.legacy_spectral_convolution"])
+def test_another_convolution_of_the_same_name_is_refused(module: str) -> None:
+    tensors = of(TheirFNO(**SMALL))
+    other = {"conv_module": Named(module, "SpectralConv")}
+    refuse(tensors, other, f"conv_module={module}.SpectralConv is not supported")
 
 
 @pytest.mark.parametrize(

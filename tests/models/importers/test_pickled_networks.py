@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from neuralop.layers.embeddings import GridEmbeddingND
+from neuralop.layers.legacy_spectral_convolution import SpectralConv as LegacyConv
 from neuralop.layers.padding import DomainPadding
 from neuralop.models import CODANO, UQNO
 from neuralop.models import FNO as TheirFNO
@@ -120,6 +121,14 @@ def test_a_class_of_the_same_name_in_another_library_is_refused(
     with pytest.raises(ImportRefused, match=r"a mynetworks\.FNO, not neuraloperator's FNO"):
         pickled(theirs, tmp_path)
     del sys.modules["mynetworks"]
+
+
+def test_the_librarys_legacy_convolution_is_refused(tmp_path: Path) -> None:
+    theirs = TheirFNO(**PLAIN)
+    for conv in theirs.fno_blocks.convs:
+        conv.__class__ = LegacyConv
+    with pytest.raises(ImportRefused, match=r"conv_module=.*legacy_spectral_convolution"):
+        pickled(theirs, tmp_path)
 
 
 def test_padding_that_has_run_once(tmp_path: Path) -> None:
