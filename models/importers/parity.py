@@ -18,6 +18,7 @@ from turbofno.models.core.config import FieldNormalization, Normalization
 from turbofno.models.core.fno import FNO, to_precision
 from turbofno.models.core.memory import activation_bytes
 from turbofno.models.importers.detect import Checkpoint
+from turbofno.models.importers.layout import inside_wrapper
 from turbofno.models.importers.neuraloperator.settings import DEFAULTS, by_name
 from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.result import Imported
@@ -265,17 +266,20 @@ def _installed_neuraloperator(release: str, *, development: bool) -> str:
 def _built(
     build: Callable[[], nn.Module], arguments: Any, tensors: Mapping[str, Tensor]
 ) -> nn.Module:
-    """The original network with the checkpoint's tensors.
+    """The original network with the checkpoint's tensors, which may be those of a wrapper.
 
     It is first built on the meta device, without memory: a file may claim any size, and the shapes must match.
     """
     if max(_integers(arguments), default=0) > _LARGEST_ARGUMENT:
         raise _Unavailable(f"the checkpoint has an argument above {_LARGEST_ARGUMENT:,}")
     with torch.device("meta"):
-        expected = {k: v.shape for k, v in build().state_dict().items() if isinstance(v, Tensor)}
-    wrong = [k for k in expected if k not in tensors or tensors[k].shape != expected[k]]
+        shapes = {k: v.shape for k, v in build().state_dict().items() if isinstance(v, Tensor)}
     # a base class of older releases had this buffer
-    wrong = [key for key in wrong if not key.endswith("device_buffer")]
+    expected = {k: shape for k, shape in shapes.items() if not k.endswith("device_buffer")}
+    first = next(iter(expected))
+    prefixes = (key.removesuffix(first) for key in tensors if key.endswith(first))
+    tensors = inside_wrapper(tensors, min(prefixes, key=len, default=""))
+    wrong = [k for k in expected if k not in tensors or tensors[k].shape != expected[k]]
     if wrong:
         raise _Unavailable(f"its arguments and its tensors disagree on {wrong[0]}")
     network = build()

@@ -74,6 +74,17 @@ def test_positional_arguments_are_passed_on(tmp_path: Path) -> None:
     assert COMPARED in report_of(saved(TheirFNO((6, 5), 2, 1, 4, 2), tmp_path))
 
 
+def test_a_network_inside_a_wrapper_is_compared(tmp_path: Path) -> None:
+    network = TheirFNO(**PLAIN)
+    lightning = {
+        k if k == "_metadata" else f"model.{k}": v for k, v in network.state_dict().items()
+    }
+    averaged = torch.optim.swa_utils.AveragedModel(network)
+    for number, saved in enumerate(({"state_dict": lightning}, averaged.state_dict(), averaged)):
+        torch.save(saved, tmp_path / f"{number}.pt")
+        assert COMPARED in report_of(tmp_path / f"{number}.pt"), number
+
+
 def test_reduced_modes_are_compared_as_reduced(tmp_path: Path) -> None:
     network = TheirFNO(**PLAIN)
     network.n_modes = (4, 2)
