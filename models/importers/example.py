@@ -58,7 +58,10 @@ def compare(inputs: Path, outputs: Path, model: LoadedModel) -> str:
             "units that the model takes and gives"
         )
     if difference > _ROUNDING:
-        said += ": more than float32 rounds. PyTorch's default for convolutions on a GPU, TF32, may be why"
+        said += (
+            ": more than float32 rounds. Unless your network computed in lower precision, such as TF32, PyTorch's default "
+            "for convolutions on a GPU, one of the assumptions above is slightly wrong"
+        )
     return said
 
 

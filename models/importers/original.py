@@ -457,8 +457,10 @@ def _assumptions(
     }
     parts = "channel MLPs and projection" if found.generation == "C" else "projection"
     lines = [
-        f"the network follows the script {script} (script=..)",
-        f"its activation is {recipe.activation} (activation=..)",
+        "the network is PDEBench's (--format original: one of the original scripts)"
+        if script == "pdebench"
+        else f"the network follows the script {script} (script=..)",
+        f"its activation is {recipe.activation}, after every Fourier layer but the last (activation=..)",
         f"the activation inside its {parts} is {recipe.mlp_activation} (mlp_activation=..)",
         f"zeros are padded after the last point of each axis: {list(recipe.padding)} points (padding=..)",
         f"{norms[recipe.norm]} (norm=..)",
@@ -476,6 +478,12 @@ def _assumptions(
             f"coordinates are added by the server: {recipe.grid} of {list(ranges)}, order "
             f"{recipe.grid_order}, {recipe.grid_place} the data "
             "(grid=.., coordinates=.., grid_order=.., grid_place=..)"
+        )
+    if script == "pdebench" and recipe.coordinates is None:
+        lines.append(
+            "its training data was not thinned out: with reduced_resolution=r PDEBench keeps every r-th cell centre, so "
+            "that on the n remaining points of an axis coordinates begin at (1/r - 1) / (2 n) and end 1 later "
+            "(for r=4, n=256: coordinates=-0.00146484375:0.99853515625)"
         )
     if (script, found.generation) == ("fourier_1d", "B"):
         lines.append(

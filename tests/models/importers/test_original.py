@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import random
+import re
 import sys
 from dataclasses import replace
 from functools import partial
@@ -176,6 +177,18 @@ def test_coordinates_in_other_ranges_are_folded_into_the_lifting() -> None:
     assert_parity(imported, model, size)
 
 
+def test_the_coordinates_named_for_pdebench_are_those_of_its_thinned_out_data() -> None:
+    model, _ = drawn("B", 1, {"padding": (2,)})
+    told = " ".join(import_original(model.state_dict(), Options(), script="pdebench").assumptions)
+    named = re.search(r"for r=4, n=256: coordinates=(\S+)\)", told)
+    assert named is not None
+    options = Options({"coordinates": named[1]})
+    imported = import_original(model.state_dict(), options, script="pdebench")
+    places = ((torch.arange(1024) + 0.5) / 1024)[::4, None]
+    model._with_grid = lambda x: torch.cat([x, places.to(x).expand(len(x), -1, 1)], dim=-1)
+    assert_parity(imported, model, (256,))
+
+
 def test_without_grid_coordinates_are_input_channels() -> None:
     model, size = drawn("B", 1, {})
     imported = import_original(model.state_dict(), Options({**BURGERS, "grid": "none"}))
@@ -223,7 +236,10 @@ def test_activation_modules_in_a_pickled_module_are_used(
     monkeypatch.setattr(model, "__class__", importlib.import_module("fourier_1d").FNO1d)
     torch.save(model, tmp_path / "model.pt")
     imported = convert(read_checkpoint(tmp_path / "model.pt"), Options({**BURGERS}))
-    assert "its activation is leaky_relu(0.2) (activation=..)" in imported.assumptions
+    assert (
+        "its activation is leaky_relu(0.2), after every Fourier layer but the last (activation=..)"
+        in imported.assumptions
+    )
     assert_parity(imported, model, size)
     model.last = torch.nn.Tanh()
     torch.save(model, tmp_path / "model.pt")
@@ -269,7 +285,7 @@ def test_mlps_of_2022_keep_gelu_with_another_activation_around_them(
     checkpoint = read_checkpoint(saved_script(model, tmp_path, monkeypatch))
     imported = convert(checkpoint, Options({**DARCY}))
     for line in (
-        f"its activation is {ours} (activation=..)",
+        f"its activation is {ours}, after every Fourier layer but the last (activation=..)",
         "the activation inside its channel MLPs and projection is gelu (mlp_activation=..)",
         f"the pickled network holds the activations activation={ours}; the file does not show where they are used",
     ):
