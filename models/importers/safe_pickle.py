@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from turbofno.models.importers.allowed_names import is_allowed, may_name_activation
-from turbofno.models.importers.refusal import ImportRefused
+from turbofno.models.importers.refusal import SAVE_TENSORS, ImportRefused
 
 # Instructions and copied items. A training state of ten thousand tensors has a third of the limit.
 MAX_STEPS = 1_000_000
@@ -356,8 +356,7 @@ def _named(module: Any, name: Any, *, is_activation: bool = False) -> Named:
     if not listed and not (is_activation and may_name_activation(module, name)):
         raise ImportRefused(
             f"the file refers to {module}.{name}, which is not on the list of names in FNO checkpoints; nothing was run. "
-            "If the file is your own, save the tensors only: "
-            "torch.save({k: t for k, t in model.state_dict().items() if torch.is_tensor(t)}, path)"
+            f"If the file is your own, save the tensors only: {SAVE_TENSORS}"
         )
     return Named(module, name)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from turbofno.models.importers.activations import activation_of
-from turbofno.models.importers.refusal import ImportRefused
+from turbofno.models.importers.refusal import SAVE_TENSORS, ImportRefused
 from turbofno.models.importers.safe_pickle import Stub
 from turbofno.models.importers.torch_file import submodules
 
@@ -78,7 +78,7 @@ def _refuse_other_code(modules: dict[str, Stub], root: str) -> None:
     if not cls.module.startswith("neuralop."):
         raise ImportRefused(
             f"the pickled network is a {cls.qualified}, not neuraloperator's {cls.name}, and may give other results. "
-            "If it gives the same, save its state dict: torch.save(model.state_dict(), path)"
+            f"If it gives the same, save its tensors only: {SAVE_TENSORS}"
         )
     path = root
     while path:
@@ -87,7 +87,7 @@ def _refuse_other_code(modules: dict[str, Stub], root: str) -> None:
         if around.name not in _TRANSPARENT or not around.module.startswith("torch."):
             raise ImportRefused(
                 f"the pickled network is inside a {around.qualified}, which may change its result. Save the network "
-                f"itself: torch.save(model.{root}, path)"
+                f'itself: torch.save(model.get_submodule("{root}"), path)'
             )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from turbofno.models.importers.refusal import ImportRefused
+from turbofno.models.importers.refusal import SAVE_TENSORS, ImportRefused
 from turbofno.models.importers.result import Options
 
 Release = Literal["0.3.0", "1.0", "2.0.0", "main"]
@@ -155,7 +155,9 @@ def _check_class(metadata: dict[str, Any]) -> None:
     allowed = {f"{kind}FNO{dim}" for kind in ("", "T") for dim in ("", "1d", "2d", "3d")}
     if name is not None and name not in allowed:
         raise ImportRefused(
-            f"the model is a {name}; of neuraloperator, only FNO and TFNO are supported"
+            f"the model is a {name}; of neuraloperator, only FNO and TFNO are supported. If it is a class of your own that "
+            f"computes what FNO does, save its tensors only, {SAVE_TENSORS}, and name the arguments that it gives FNO with "
+            "--set, such as --set preactivation=true"
         )
 
 

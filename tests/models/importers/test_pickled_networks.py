@@ -25,9 +25,9 @@ from tests.models.importers.neuraloperator_runs import (
     outputs,
     spread,
 )
-from turbofno.models.importers.detect import read_checkpoint
+from turbofno.models.importers.detect import convert, read_checkpoint
 from turbofno.models.importers.refusal import ImportRefused
-from turbofno.models.importers.result import Imported
+from turbofno.models.importers.result import Imported, Options
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -104,8 +104,10 @@ def test_a_network_inside_a_process_groups_wrapper(tmp_path: Path) -> None:
 
 
 def test_a_network_inside_an_unknown_module_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ImportRefused, match=r"inside a torch\.nn\..*Sequential.*model\.0"):
-        pickled(torch.nn.Sequential(TheirFNO(**PLAIN), torch.nn.Tanh()), tmp_path)
+    around = torch.nn.Sequential(TheirFNO(**PLAIN), torch.nn.Tanh())
+    with pytest.raises(ImportRefused, match=r"inside a torch\.nn\..*Sequential") as refusal:
+        pickled(around, tmp_path)
+    pickled(advised(refusal.value, around), tmp_path)
 
 
 def test_a_class_of_the_same_name_in_another_library_is_refused(
@@ -118,8 +120,11 @@ def test_a_class_of_the_same_name_in_another_library_is_refused(
     theirs = TheirFNO(**PLAIN)
     with mock.patch.dict(BaseModel._models):  # the class registers itself there
         theirs.__class__ = importlib.import_module("mynetworks").FNO
-    with pytest.raises(ImportRefused, match=r"a mynetworks\.FNO, not neuraloperator's FNO"):
+    with pytest.raises(
+        ImportRefused, match=r"a mynetworks\.FNO, not neuraloperator's FNO"
+    ) as refusal:
         pickled(theirs, tmp_path)
+    pickled(advised(refusal.value, theirs), tmp_path)
     del sys.modules["mynetworks"]
 
 
@@ -199,13 +204,34 @@ def test_other_activations_are_named(other: Any, says: str, tmp_path: Path) -> N
         pickled(TheirFNO(**PLAIN, non_linearity=other).state_dict(), tmp_path)
 
 
+def advised(refusal: ImportRefused, model: torch.nn.Module) -> Any:
+    """What the refusal says to save."""
+    advice = str(refusal).partition("torch.save(")[2].partition(", path)")[0]
+    return eval(advice, {"torch": torch, "model": model})
+
+
 def test_the_advice_about_other_names_holds(tmp_path: Path) -> None:
     theirs = spread(TheirFNO(**PLAIN))
     theirs.remark = gelu
     with pytest.raises(ImportRefused, match="save the tensors only") as refusal:
         pickled(theirs, tmp_path)
-    advice = str(refusal.value).partition("torch.save(")[2].removesuffix(", path)")
-    imported = pickled(eval(advice, {"torch": torch, "model": theirs}), tmp_path)
+    imported = pickled(advised(refusal.value, theirs), tmp_path)
+    assert_parity(imported, FIELDS, outputs(theirs, FIELDS))
+
+
+def test_the_advice_about_classes_of_the_users_own_holds(tmp_path: Path) -> None:
+    with mock.patch.dict(BaseModel._models):  # the class registers itself there
+
+        class Mine(TheirFNO):
+            def __init__(self) -> None:
+                super().__init__(**PLAIN, preactivation=True)
+
+    theirs = spread(Mine())
+    with pytest.raises(ImportRefused, match="the model is a Mine") as refusal:
+        pickled(theirs.state_dict(), tmp_path)
+    torch.save(advised(refusal.value, theirs), tmp_path / "model.pt")
+    options = Options({"preactivation": "true"})
+    imported = convert(read_checkpoint(tmp_path / "model.pt"), options)
     assert_parity(imported, FIELDS, outputs(theirs, FIELDS))
 
 
