@@ -224,9 +224,9 @@ def _read_torch(
     found = forced
     if isinstance(content, dict) and set(content) >= _PDEBENCH and forced is None:
         found = "pdebench"
-    content, inside = _unwrapped(content)
+    whole, (content, inside) = content, _unwrapped(content)
     if inside:
-        read_from.append(f"entry {inside}")
+        read_from.append(f"entry {inside}{_unread(whole, inside)}")
     pickled: Pickled | None = None
     if isinstance(content, Stub) and "_modules" in content.attributes:
         read_from.append(f"a pickled {content.cls.qualified}, read without running code")
@@ -261,6 +261,13 @@ def _read_torch(
         found = None
     checkpoint = _from_tensors(path, content, settings, found, tuple(read_from))
     return replace(checkpoint, pickled=pickled)
+
+
+def _unread(training_state: dict[Any, Any], inside: str) -> str:
+    """The other entries of a training state, for the report: they may be averaged weights or normalisers."""
+    others = [str(name)[:40] for name in training_state if name != inside]
+    more = f" and {len(others) - 20} more" if len(others) > 20 else ""
+    return f" (not read: {', '.join(others[:20])}{more})" if others else ""
 
 
 def _unwrapped(content: Any) -> tuple[Any, str]:

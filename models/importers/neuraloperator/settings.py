@@ -95,10 +95,9 @@ class Settings:
         if name in self.metadata:
             return self.metadata[name]
         value = _DEFAULTS_OF[self.release].get(name, DEFAULTS[name])
-        if not self.documented and name not in _NOT_REPORTED:
-            self.assumptions.append(
-                f"{name}={value}, the default of {self.release}, as the file does not contain it"
-            )
+        line = f"{name}={value}, the default of {self.release}, as the file does not contain it"
+        if not self.documented and name not in _NOT_REPORTED and line not in self.assumptions:
+            self.assumptions.append(line)
         return value
 
 

@@ -65,6 +65,19 @@ def test_an_import_is_compared_with_neuraloperator_itself(
             assert relative_l2(loaded.module(x), network(x)) < 1e-5
 
 
+def test_what_was_not_read_and_each_assumption_are_told_once(
+    tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = neuraloperator_pair(tmp_path)
+    weights = {k: t for k, t in network.state_dict().items() if torch.is_tensor(t)}
+    torch.save({"epoch": 3, "model": weights, "ema": weights}, tmp_path / "last.pt")
+    assert run(repository, tmp_path / "last.pt") == 0
+    said = capsys.readouterr().out
+    assert "last.pt, entry model (not read: epoch, ema)" in said
+    assumptions = [line for line in said.splitlines() if line.startswith("  - ")]
+    assert len(assumptions) == len(set(assumptions))
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "boundary"),
     [
