@@ -340,10 +340,16 @@ def _scaling(
         if file is not None:
             add(read_normalizer(file, side, eps))
         if mean is not None or std is not None:
-            add({side: constant(mean or (0.0,), std or (1.0,), f"--{side}-mean, --{side}-std")})
+            mean, std = mean or (0.0,), std or (1.0,)
+            source = f"--{side}-mean {_listed(mean)} --{side}-std {_listed(std)}"
+            add({side: constant(mean, std, source)})
     if not sides:
         return None
     return normalizing(sides, imported.architecture, arguments.grid or imported.training_grid)
+
+
+def _listed(numbers: Sequence[float]) -> str:
+    return ",".join(f"{number:.9g}" for number in numbers)
 
 
 def _report(

@@ -104,6 +104,10 @@ def read_normalizer(
         if only is not None and side != only:
             continue
         one = {name: value for (its, name), value in values.items() if its == owner}
+        # beside the normalisers of both sides
+        shared = values.get((owner.rpartition(".")[0], "eps"))
+        if shared is not None:
+            one.setdefault("eps", shared)
         scaling = _scaling(one, f"{path}: {owner or side}", eps)
         scaling = replace(scaling, adds_coordinates=adds_coordinates and side == "input")
         if side in found and not _equal(found[side], scaling):

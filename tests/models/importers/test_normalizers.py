@@ -235,6 +235,22 @@ def test_a_point_that_does_not_vary_is_not_reported(tmp_path: Path) -> None:
     assert not read.assumptions
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"x_mean": 2.0, "x_std": 0.5, "eps": 0.01},
+        {"x": {"mean": 2.0, "std": 0.5}, "eps": 0.01},
+        {"norm": {"x": {"mean": 2.0, "std": 0.5}, "eps": 0.01}, "eps": 3.0},
+        {"x": {"mean": 2.0, "std": 0.5, "eps": 0.01}, "eps": 3.0},
+    ],
+)
+def test_an_eps_beside_the_normalisers_is_theirs(content: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "norm.json").write_text(json.dumps(content))
+    scaling = read_normalizer(tmp_path / "norm.json")["input"]
+    assert scaling.std.item() == pytest.approx(0.51)
+    assert not scaling.assumption
+
+
 def test_an_eps_in_the_file_is_no_assumption(tmp_path: Path) -> None:
     torch.save(fitted(2, 1e-2), tmp_path / "x.pt")
     read = normalizing(read_normalizer(tmp_path / "x.pt", "input"), ARCH)
