@@ -33,12 +33,12 @@ COMPARED = "compared with neuraloperator 2.0.0 on random fields"
 NOT_RUN = "the original library was not run: "
 
 
-def report_of(path: Path) -> str:
+def report_of(path: Path, **settings: str) -> str:
     checkpoint = read_checkpoint(path)
-    imported = convert(checkpoint, Options())
+    imported = convert(checkpoint, Options(dict(settings)))
     module = FNO(imported.architecture)
     module.load_state_dict(imported.state)
-    parity = check_parity(checkpoint, imported, module.eval(), {})
+    parity = check_parity(checkpoint, imported, module.eval(), settings)
     assert parity.passed
     return "\n".join(parity.lines)
 
@@ -103,6 +103,15 @@ def test_the_report_says_when_the_release_was_assumed(tmp_path: Path) -> None:
     assert COMPARED in report
     assert "the file does not name its release" in report
     assert "the file does not name" not in report_of(saved(TheirFNO(**PLAIN), tmp_path))
+
+
+def test_a_release_that_the_user_names_is_compared(tmp_path: Path) -> None:
+    path = saved(TheirTFNO(**PLAIN), tmp_path)
+    report = report_of(path, version="2.0.0")
+    assert COMPARED in report
+    assert "the file does not name its release" not in report
+    assert "the checkpoint needs 1.0" in report_of(path, version="1.0")
+    assert "--set overrides" in report_of(path, version="2.0.0", stabilizer="tanh")
 
 
 def test_the_development_version_is_not_compared_with_2_0_0(tmp_path: Path) -> None:
