@@ -26,7 +26,6 @@ from turbofno.models.importers.torch_file import module_state, read_torch_file
 _STATE_SUFFIX, _METADATA_SUFFIX = "_state_dict.pt", "_metadata.pkl"
 _TRAINER_STATES = ("best_model", "model")
 _WRAPPERS = ("model_state_dict", "state_dict", "model_state", "model", "net")
-_PDEBENCH = {"epoch", "model_state_dict", "optimizer_state_dict", "loss"}
 
 # Tied weights share storage between a few layers at most.
 _MAX_SHARING = 16
@@ -222,8 +221,6 @@ def _read_torch(
     content = read_torch_file(path)
     read_from = [path.name] if metadata_file is None else [path.name, metadata_file.name]
     found = forced
-    if isinstance(content, dict) and set(content) >= _PDEBENCH and forced is None:
-        found = "pdebench"
     whole, (content, inside) = content, _unwrapped(content)
     if inside:
         read_from.append(f"entry {inside}{_unread(whole, inside)}")
@@ -257,8 +254,6 @@ def _read_torch(
             )
             + "; save one with torch.save(model.state_dict(), path)"
         )
-    if found == "pdebench" and not original.recognises(content):
-        found = None
     checkpoint = _from_tensors(path, content, settings, found, tuple(read_from))
     return replace(checkpoint, pickled=pickled)
 

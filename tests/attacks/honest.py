@@ -27,10 +27,9 @@ def write_all(folder: Path) -> list[Path]:
     torch.save(script, folder / "script.pt")
     torch.save(script, folder / "legacy.pt", _use_new_zipfile_serialization=False)
     save_file(script, folder / "script.safetensors")
-    pdebench = Script("B", (2,), WIDTH, 1, 1).state_dict()
     torch.save(
-        {"epoch": 1, "model_state_dict": pdebench, "optimizer_state_dict": {}, "loss": 0.5},
-        folder / "pdebench.pt",
+        {"epoch": 1, "model_state_dict": script, "optimizer_state_dict": {}},
+        folder / "training.pt",
     )
     (folder / "zip.mdlus").write_bytes(zip_of(mdlus()))
     (folder / "tar.mdlus").write_bytes(tar_of(mdlus()))

@@ -33,8 +33,8 @@ ODD_VALUES: tuple[Any, ...] = (
     [1, "a", None], {"a": 1}, {1: 2}, [[2, 3], [4]], torch.nn.GELU(), torch.tanh, torch.Size([2]),
 )  # fmt: skip
 KINDS = (
-    "legacy.pt", "module.pt", "packed.npz", "pdebench.pt", "scaling.json", "scaling.npz", "script.pt",
-    "script.safetensors", "tar.mdlus", "theirs_state_dict.pt", "zip.mdlus",
+    "legacy.pt", "module.pt", "packed.npz", "scaling.json", "scaling.npz", "script.pt", "script.safetensors",
+    "tar.mdlus", "theirs_state_dict.pt", "training.pt", "zip.mdlus",
 )  # fmt: skip
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -159,7 +159,7 @@ def test_damaged_file_is_imported_or_refused(name: str, originals: Path, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "name", ["legacy.pt", "module.pt", "pdebench.pt", "theirs_state_dict.pt", "theirs_metadata.pkl"]
+    "name", ["legacy.pt", "module.pt", "training.pt", "theirs_state_dict.pt", "theirs_metadata.pkl"]
 )
 def test_distorted_content_is_imported_or_refused(
     name: str, originals: Path, tmp_path: Path

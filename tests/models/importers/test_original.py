@@ -153,6 +153,17 @@ def test_keys_of_pdebench_too_are_asked_about(n: int) -> None:
     assert import_original(state, Options(), script="pdebench").format == "PDEBench FNO"
 
 
+def test_the_training_dict_of_pdebench_is_asked_about(tmp_path: Path) -> None:
+    """PyTorch's examples save a network of an original script like PDEBench's training saves its own."""
+    state = Script("B", (3,), 4, 1, 1).state_dict()
+    training = {"model_state_dict": state, "optimizer_state_dict": {}, "epoch": 3, "loss": 0.5}
+    torch.save(training, tmp_path / "model.pt")
+    with pytest.raises(ImportRefused, match="or --format pdebench"):
+        convert(read_checkpoint(tmp_path / "model.pt"), Options())
+    forced = read_checkpoint(tmp_path / "model.pt", "pdebench")
+    assert convert(forced, Options()).format == "PDEBench FNO"
+
+
 def test_another_script_with_the_same_keys_is_named() -> None:
     model, _ = drawn("B", 1, {})
     options = Options({**BURGERS})
