@@ -168,7 +168,7 @@ def _read_folder(path: Path, forced: Format | None) -> Checkpoint:
         if not the_well.recognises(settings):
             raise ImportRefused(
                 f"{config} does not describe an FNO of The Well: it has the keys {', '.join(sorted(settings)[:8])}. "
-                f"Supported are: {SUPPORTED}"
+                f"For a network of another library pass the path of {weights.name} itself. Supported are: {SUPPORTED}"
             )
         _refuse_other_format(path, forced, "the-well")
         return Checkpoint("the-well", path, read_safetensors(weights), settings)
