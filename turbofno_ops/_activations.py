@@ -116,9 +116,9 @@ def parse_activation(written: str) -> Activation:
     """Parse `name` or `name(parameter)`.
 
     Raises:
-        ValueError: Unknown name, or a parameter that is not a finite number.
+        ValueError: Unknown name, such as a function or a module, or a parameter that is not a finite number.
     """
-    name, bracket, rest = written.partition("(")
+    name, bracket, rest = str(written).partition("(")
     if name not in _FORMS or (bracket and (not rest.endswith(")") or name not in _DEFAULTS)):
         raise ValueError(
             f"activation must be one of {ACTIVATIONS}, leaky_relu and elu also with a parameter "

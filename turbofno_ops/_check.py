@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import torch
 
 from turbofno_ops._activations import parse_activation
@@ -16,6 +18,7 @@ from turbofno_ops.description import (
     ChainRefused,
     FNODescription,
     Normalize,
+    PaddingMode,
     PointwiseMap,
     Scaling,
     Spectral,
@@ -23,7 +26,17 @@ from turbofno_ops.description import (
 
 
 def check(description: FNODescription) -> None:
-    """Raise ChainRefused unless all parts of the description are consistent."""
+    """Check all parts of a description.
+
+    Raises:
+        TypeError: It is no FNODescription.
+        ChainRefused: Its parts are not consistent.
+    """
+    if not isinstance(description, FNODescription):
+        raise TypeError(
+            f"the network must be an FNODescription, got {type(description).__name__}; turbofno's FNO makes one by "
+            "description()"
+        )
     spectral = [s for block in description.blocks for s in block if isinstance(s, Spectral)]
     counts = [sum(isinstance(s, Spectral) for s in block) for block in description.blocks]
     if not counts or set(counts) != {1}:
@@ -31,7 +44,13 @@ def check(description: FNODescription) -> None:
     _check_spectral(description, spectral)
     _check_activation(description.lifting_activation)
     _check_activation(description.projection_activation)
-    width = _through(description.lifting, None)
+    if description.padding_mode not in get_args(PaddingMode):
+        raise ChainRefused(
+            f"its padding mode is {description.padding_mode!r}, not one of {get_args(PaddingMode)}"
+        )
+    # the number of positions is known on a grid only
+    given = description.in_channels if description.positions is None else None
+    width = _through(description.lifting, given)
     for block in description.blocks:
         x_width = width
         for step in block:
@@ -45,9 +64,17 @@ def check(description: FNODescription) -> None:
     ):
         if scaling is not None:
             _check_scaling(what, scaling, channels)
+    scalings = [of for of in (description.inputs, description.outputs) if of is not None]
+    if len({of.mean.shape[1:] for of in scalings if of.mean.ndim > 1}) > 1:
+        raise ChainRefused("the means of its inputs and outputs are fields on different grids")
 
 
 def _check_spectral(description: FNODescription, spectral: list[Spectral]) -> None:
+    for step in spectral:
+        if step.weight.ndim < 3 or not step.weight.numel():
+            raise ChainRefused(
+                f"a spectral weight must be [c_in, c_out, *modes] without empty axes, got shape {tuple(step.weight.shape)}"
+            )
     if len({step.weight.ndim for step in spectral}) > 1:
         raise ChainRefused("its layers have different numbers of grid axes")
     dtypes = {step.weight.dtype for step in spectral}
@@ -74,6 +101,10 @@ def _through(maps: tuple[PointwiseMap, ...], width: int | None) -> int:
 
 
 def _after_map(linear: PointwiseMap, width: int | None) -> int:
+    if linear.weight.ndim != 2:
+        raise ChainRefused(
+            f"the weight of a map must be [c_out, c_in], got shape {tuple(linear.weight.shape)}"
+        )
     c_out, c_in = linear.weight.shape
     if width is not None and c_in != width:
         raise ChainRefused(f"a map takes {c_in} channels but gets {width}")
@@ -107,6 +138,11 @@ def _after_step(step: BlockStep, width: int, x_width: int) -> int:
                 _check_shape("a parameter of a norm", tensor, (width,))
         case Activate(activation):
             _check_activation(activation)
+        case Branch():
+            pass
+        case _:
+            kinds = ", ".join(kind.__name__ for kind in get_args(BlockStep))
+            raise ChainRefused(f"a block has the step {step!r:.80}; steps are objects of {kinds}")
     return width
 
 

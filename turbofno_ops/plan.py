@@ -434,6 +434,7 @@ def compile_fno(
 
     Raises:
         ChainRefused: The description is inconsistent, or the device cannot run it. Run the module itself instead.
+        TypeError: `description` is no FNODescription.
         ValueError: Unknown precision, or `max_batch` below 1.
 
     Example:
@@ -466,7 +467,8 @@ def lowered(
     if target.type == "cuda":
         target = _supported_gpu(target, description)
     elif target.type == "cpu":
-        precision = "fp32"
+        # an index would differ from that of tensors, which have none
+        target, precision = torch.device("cpu"), "fp32"
     else:
         raise ChainRefused(f"only CUDA devices and CPUs are supported, got {target}")
     with torch.inference_mode(False), torch.no_grad():

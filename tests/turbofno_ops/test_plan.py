@@ -30,6 +30,7 @@ from turbofno_ops import (
     AddGate,
     AddMap,
     Affine,
+    Branch,
     ChainRefused,
     CompiledFNO,
     FNODescription,
@@ -260,6 +261,17 @@ def test_inconsistent_descriptions_are_refused() -> None:
         ({"lifting": ()}, "need at least one map"),
         ({"lifting_activation": "softsign"}, "softsign"),
         ({"projection_activation": "softsign"}, "softsign"),
+        ({"projection_activation": torch.nn.GELU()}, "got GELU"),
+        ({"in_channels": 3}, "a map takes 2 channels but gets 3"),
+        ({"lifting": (PointwiseMap(torch.ones(8, 2, 1, 1)),)}, r"must be \[c_out, c_in\]"),
+        ({"padding_mode": "constant"}, "padding mode is 'constant', not one of"),
+        (
+            {
+                "inputs": Scaling(torch.ones(2, 9, 9), torch.ones(2, 9, 9)),
+                "outputs": Scaling(torch.ones(3, 9, 8), torch.ones(3, 9, 8)),
+            },
+            "different grids",
+        ),
     ):
         with pytest.raises(ChainRefused, match=why):
             check(replace(description, **part))
@@ -275,6 +287,12 @@ def test_inconsistent_descriptions_are_refused() -> None:
         ((spectral, Activate("softsign")), "softsign"),
         ((spectral, MLP(narrow, "gelu", narrow)), "takes 7 channels"),
         ((replace(spectral, out_size=lambda size: size),), "`resample` is None"),
+        ((Spectral(spectral.weight[..., :0]),), r"without empty axes, got shape \(8, 8, 6, 0\)"),
+        ((Spectral(spectral.weight[..., 0, 0]),), r"\[c_in, c_out, \*modes\]"),
+        # a class is not a step, and a module or a name is no activation
+        ((spectral, Branch), "Branch'>; steps are objects of Spectral, AddMap"),
+        ((spectral, torch.nn.GELU()), "the step GELU"),
+        ((spectral, "gelu"), "the step 'gelu'"),
     ):
         with pytest.raises(ChainRefused, match=why):
             check(replace(description, blocks=(block,)))
@@ -290,6 +308,8 @@ def test_misuse_is_explained() -> None:
         compile_fno(description, device="cpu", max_batch=0)
     with pytest.raises(ChainRefused, match="meta"):
         compile_fno(description, device="meta")
+    with pytest.raises(TypeError, match=r"got FNO; .* description\(\)"):
+        compile_fno(network(PLAIN), device="cpu")
     chain = compile_fno(description, device="cpu")
     with pytest.raises(TypeError, match="float64"):
         chain(torch.randn(1, 2, 20, 20, dtype=torch.float64))
@@ -307,6 +327,8 @@ def test_attributes_report_the_actual_backend_and_precision() -> None:
     assert chain.device_bytes() > 6 * 5 * (8 * 8 + 8 * 8) * 8
     chain.clear()
     assert compile_fno(description, device="cpu", max_batch=1).buckets() == (1,)
+    # a tensor of a CPU has no index
+    assert compile_fno(description, device="cpu:0")(torch.ones(1, 2, 12, 12)).device == CPU
 
 
 def test_four_axes_and_other_modes_in_every_layer() -> None:

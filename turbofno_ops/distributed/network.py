@@ -102,7 +102,7 @@ def compile_fno(
 
     Raises:
         ChainRefused: The description is inconsistent or of one grid axis, or the device cannot run it.
-        TypeError: `group` is neither a process group nor a mesh.
+        TypeError: `description` is no FNODescription, or `group` is neither a process group nor a mesh.
         ValueError: Unknown `precision` or `weights`, `max_batch` below 1, or a group that does not serve the device.
 
     Example:
