@@ -147,5 +147,9 @@ def activate_in_place(x: torch.Tensor, activation: str) -> torch.Tensor:
 
 def activation_gradient(grad: torch.Tensor, x: torch.Tensor, activation: str) -> torch.Tensor:
     """Return the gradient with respect to x of activation(x), given the gradient of the result."""
+    if x.requires_grad:
+        # a gradient of the gradient is wanted, which not all of the forms have
+        (found,) = torch.autograd.grad(activate(x, activation), x, grad, create_graph=True)
+        return found
     name, parameter, _ = parse_activation(activation)
     return _FORMS[name].gradient(grad, x, parameter)

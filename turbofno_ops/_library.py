@@ -230,6 +230,37 @@ def _spectral_gradients(
     return g_x, g_weight
 
 
+def _save_spectral_conv_backward(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    del output
+    grad, x, weight, ctx.backend = inputs
+    ctx.save_for_backward(grad, x, weight)
+
+
+def _differentiate_spectral_conv_backward(ctx, along_x, along_weight):  # type: ignore[no-untyped-def]
+    # the convolution is linear in x and in the weight, so its second derivatives are convolutions and gradients again
+    grad, x, weight = ctx.saved_tensors
+    ops, out_size = torch.ops.turbofno, grad.shape[2:]
+    g_grad = ops.spectral_conv(along_x, weight, out_size, ctx.backend)
+    g_grad = g_grad + ops.spectral_conv(x, along_weight, out_size, ctx.backend)
+    g_x = ops.spectral_conv_backward_input(grad, along_weight, x.shape[2:], ctx.backend)
+    _, g_weight = ops.spectral_conv_backward(grad, along_x, weight, ctx.backend)
+    return g_grad, g_x, g_weight, None
+
+
+def _save_spectral_conv_backward_input(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    del output
+    grad, weight, _, ctx.backend = inputs
+    ctx.save_for_backward(grad, weight)
+
+
+def _differentiate_spectral_conv_backward_input(ctx, along_x):  # type: ignore[no-untyped-def]
+    grad, weight = ctx.saved_tensors
+    ops = torch.ops.turbofno
+    g_grad = ops.spectral_conv(along_x, weight, grad.shape[2:], ctx.backend)
+    _, g_weight = ops.spectral_conv_backward(grad, along_x, weight, ctx.backend)
+    return g_grad, g_weight, None, None
+
+
 def _save_fourier_layer(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     del output
     x, weight, skip_weight, bias, ctx.activation, ctx.backend, _ = inputs
@@ -249,25 +280,32 @@ def _fourier_layer_gradients(ctx, grad):  # type: ignore[no-untyped-def]
         grad = activation_gradient(grad, before, ctx.activation)
     g_x, g_weight = _spectral_gradients(ctx, grad, x, weight)
     g_skip = g_bias = None
-    flat = grad.flatten(2)
+    # vectorised Jacobians of torch.autograd cannot batch flatten, nor einsum
+    points = math.prod(x.shape[2:])
+    flat, fields = (tensor.reshape(*tensor.shape[:2], points) for tensor in (grad, x))
     if skip_weight is not None:
         g_x = g_x + torch.matmul(skip_weight.mT, flat).view_as(x)
         if ctx.needs_input_grad[2]:
-            g_skip = torch.einsum("bon,bin->oi", flat, x.flatten(2))
+            g_skip = torch.matmul(flat, fields.mT).sum(0)
     if bias is not None and ctx.needs_input_grad[3]:
         g_bias = flat.sum((0, 2))
     return g_x, g_weight, g_skip, g_bias, None, None, None
 
 
-torch.library.register_autograd(
-    "turbofno::spectral_conv",
-    _differentiate_spectral_conv,
-    setup_context=_save_spectral_conv,
-    lib=_library,
-)
-torch.library.register_autograd(
-    "turbofno::fourier_layer",
-    _differentiate_fourier_layer,
-    setup_context=_save_fourier_layer,
-    lib=_library,
-)
+for _name, _differentiate, _save in (
+    ("spectral_conv", _differentiate_spectral_conv, _save_spectral_conv),
+    (
+        "spectral_conv_backward",
+        _differentiate_spectral_conv_backward,
+        _save_spectral_conv_backward,
+    ),
+    (
+        "spectral_conv_backward_input",
+        _differentiate_spectral_conv_backward_input,
+        _save_spectral_conv_backward_input,
+    ),
+    ("fourier_layer", _differentiate_fourier_layer, _save_fourier_layer),
+):
+    torch.library.register_autograd(
+        f"turbofno::{_name}", _differentiate, setup_context=_save, lib=_library
+    )

@@ -85,6 +85,52 @@ def test_fourier_layer_gradients_match_finite_differences(
     torch.autograd.gradcheck(directional, arguments, fast_mode=True)
 
 
+@pytest.mark.parametrize("backend", ["reference", "gemm"])
+def test_gradients_have_gradients(backend: str) -> None:
+    arguments = layer_arguments((5, 4), (3, 3))
+    fixed = arguments[1].detach()
+
+    def convolution(x: torch.Tensor, weight: torch.Tensor = fixed) -> torch.Tensor:
+        return spectral_conv(x, weight, out_size=(7, 6), backend=backend)
+
+    torch.autograd.gradgradcheck(convolution, arguments[:2], fast_mode=True)
+    torch.autograd.gradgradcheck(convolution, arguments[:1], fast_mode=True)
+    # hardsigmoid has no second derivative in torch
+    for activation in ("none", "gelu", "silu", "mish"):
+        torch.autograd.gradgradcheck(
+            lambda x, weight, skip, bias, activation=activation: fourier_layer(
+                x, weight, skip_weight=skip, bias=bias, activation=activation, backend=backend
+            ),
+            arguments,
+            fast_mode=True,
+        )
+    towards = torch.randn(2, 2, 5, 4, dtype=torch.float64, requires_grad=True)
+    torch.library.opcheck(
+        torch.ops.turbofno.spectral_conv_backward.default, (towards, *arguments[:2], backend)
+    )
+
+
+def test_gradients_of_an_empty_batch_are_zero() -> None:
+    x, weight, skip, bias = layer_arguments((6, 5), (3, 2))
+    y = fourier_layer(x[:0], weight, skip_weight=skip, bias=bias, activation="gelu")
+    for found in torch.autograd.grad(y.sum(), (x, weight, skip, bias)):
+        assert found.count_nonzero() == 0
+
+
+def test_vectorised_jacobians_are_jacobians() -> None:
+    arguments = tuple(tensor.detach() for tensor in layer_arguments((6, 5), (3, 2)))
+
+    def layer(
+        x: torch.Tensor, weight: torch.Tensor, skip: torch.Tensor, bias: torch.Tensor
+    ) -> torch.Tensor:
+        return fourier_layer(x, weight, skip_weight=skip, bias=bias, activation="silu")
+
+    jacobian = torch.autograd.functional.jacobian
+    torch.testing.assert_close(
+        jacobian(layer, arguments, vectorize=True), jacobian(layer, arguments)
+    )
+
+
 @pytest.mark.parametrize(
     ("size", "out", "modes"),
     [((16,), (31,), (9,)), ((12, 10), (15, 20), (7, 6)), ((6, 7, 8), (12, 9, 8), (4, 7, 5))],
