@@ -29,12 +29,12 @@ from turbofno_ops.description import (
     Spectral,
     SpectralTerm,
 )
-from turbofno_ops.dispatch import BACKENDS, explain, last_choice
+from turbofno_ops.dispatch import BACKENDS, last_choice
 from turbofno_ops.fourier_layer import fourier_layer
 from turbofno_ops.module_graph import GraphRefused, ModuleGraphs
 from turbofno_ops.plan import CompiledFNO, compile_fno
 from turbofno_ops.replay import Replay, Unrecordable
-from turbofno_ops.spectral_conv import spectral_conv
+from turbofno_ops.spectral_conv import explain, spectral_conv
 
 __version__ = "0.2.0"
 

@@ -33,11 +33,8 @@ def check_field_and_weight(op: str, x: torch.Tensor, weight: torch.Tensor) -> No
         TypeError: Unsupported or mismatched dtypes.
         ValueError: Wrong rank, channels or device.
     """
-    for name, value in (("x", x), ("weight", weight)):
-        if not isinstance(value, torch.Tensor):
-            raise TypeError(
-                f"{op}: {name} must be a tensor, got {type(value).__name__}; pass torch.as_tensor({name})"
-            )
+    _check_tensor(op, "x", x)
+    _check_tensor(op, "weight", weight)
     if x.dtype not in _COMPLEX:
         raise TypeError(
             f"{op}: x must be float32 or float64, got {x.dtype}; convert with x.float()"
@@ -87,7 +84,7 @@ def check_skip_and_bias(
     """Check shapes, dtypes and devices of a layer's skip and bias.
 
     Raises:
-        TypeError: Another dtype than that of x.
+        TypeError: Not a tensor, or another dtype than that of x.
         ValueError: Wrong shape or device.
     """
     c_in, c_out = weight.shape[:2]
@@ -97,12 +94,20 @@ def check_skip_and_bias(
     ):
         if tensor is None:
             continue
+        _check_tensor(op, name, tensor)
         if tuple(tensor.shape) != shape:
             raise ValueError(f"{op}: {name} must have shape {shape}, got {tuple(tensor.shape)}")
         if tensor.dtype != x.dtype:
             raise TypeError(f"{op}: {name} must be {x.dtype} like x, got {tensor.dtype}")
         if tensor.device != x.device:
             raise ValueError(f"{op}: {name} is on {tensor.device} but x on {x.device}; move it")
+
+
+def _check_tensor(op: str, name: str, value: torch.Tensor) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(
+            f"{op}: {name} must be a tensor, got {type(value).__name__}; pass torch.as_tensor({name})"
+        )
 
 
 def check_differentiation(op: str, *tensors: torch.Tensor | None) -> None:

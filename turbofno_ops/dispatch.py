@@ -97,36 +97,6 @@ def _cheapest(modes: tuple[int, ...], size: tuple[int, ...], out_size: tuple[int
     return Choice("gemm" if ratio <= worth else "reference", compared)
 
 
-def explain(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    *,
-    out_size: Sequence[int] | None = None,
-    backend: str = "auto",
-    precision: str = "fp32",
-) -> Choice:
-    """Return the backend that `spectral_conv` would choose for these arguments, and the reason. Runs nothing.
-
-    Args:
-        x: As in `spectral_conv`.
-        weight: As in `spectral_conv`.
-        out_size: As in `spectral_conv`.
-        backend: As in `spectral_conv`.
-        precision: As in `spectral_conv`.
-
-    Raises:
-        ValueError: Unknown backend, or 'cuda' for a layer that the kernels do not support.
-
-    Example:
-        >>> x, weight = torch.randn(4, 8, 64, 64), torch.randn(8, 8, 12, 12, dtype=torch.complex64)
-        >>> explain(x, weight).backend
-        'gemm'
-    """
-    return choose_for(
-        x, weight, tuple(out_size or x.shape[2:]), requested=backend, precision=precision
-    )
-
-
 def choose_for(
     x: torch.Tensor,
     weight: torch.Tensor,

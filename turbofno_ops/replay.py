@@ -50,14 +50,16 @@ class Unrecordable(RuntimeError):
 class Replay:
     """A function recorded for one shape, callable with tensors of the shapes and dtypes of the examples.
 
-    The function is run a few times in inference mode. Its PyTorch calls must not depend on the values of tensors.
+    The function is run a few times in inference mode. Its PyTorch calls must not depend on the values of tensors. It reads
+    weights at each call, but those that it was recorded with: not others that replace them, as `load_state_dict` does with
+    `assign=True`.
 
     Args:
         function: Takes tensors and returns a tuple of tensors.
         examples: Its arguments.
 
     Raises:
-        Unrecordable: Its calls cannot be recorded, or the replay is not bitwise equal.
+        Unrecordable: Its calls cannot be recorded, it returns no tuple of tensors, or the replay is not bitwise equal.
 
     Example:
         >>> replay = Replay(lambda x: (torch.relu(x) + 1,), [torch.randn(3)])
@@ -74,6 +76,10 @@ class Replay:
             recorder = _Recorder(examples)
             with recorder:
                 results = function(*examples)
+            if not isinstance(results, tuple | list) or not all(map(torch.is_tensor, results)):
+                raise Unrecordable(
+                    f"it must return a tuple of tensors, as in `return (y,)`, not {type(results).__name__}"
+                )
             self._choice = last_choice()
             self._constants = recorder.constants()
             self._function, self._unit = _compile(recorder, results, examples, self._constants)

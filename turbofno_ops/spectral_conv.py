@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from turbofno_ops import _library  # noqa: F401  registers torch.ops.turbofno
+from turbofno_ops._choice import Choice
 from turbofno_ops._validation import (
     check_backend,
     check_differentiation,
@@ -14,6 +15,7 @@ from turbofno_ops._validation import (
     check_modes_fit,
     check_precision,
 )
+from turbofno_ops.dispatch import choose_for
 
 
 def spectral_conv(
@@ -61,17 +63,61 @@ def spectral_conv(
         >>> spectral_conv(x, weight).shape
         torch.Size([4, 16, 85, 64])
     """
-    check_backend("spectral_conv", backend)
-    check_precision("spectral_conv", precision)
-    check_field_and_weight("spectral_conv", x, weight)
-    size = x.shape[2:]
-    target = size if out_size is None else out_size
-    if len(target) != len(size):
-        raise ValueError(
-            f"spectral_conv: out_size must have {len(size)} entries, one per grid axis, got {tuple(target)}"
-        )
-    check_modes_fit("spectral_conv", weight.shape[2:], size, "the input grid")
-    check_modes_fit("spectral_conv", weight.shape[2:], target, "the output grid")
-    check_differentiation("spectral_conv", x, weight)
+    op = "spectral_conv"
+    target = _checked(op, x, weight, out_size, backend, precision)
+    check_differentiation(op, x, weight)
     result: torch.Tensor = torch.ops.turbofno.spectral_conv(x, weight, target, backend, precision)
     return result
+
+
+def explain(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    out_size: Sequence[int] | None = None,
+    backend: str = "auto",
+    precision: str = "fp32",
+) -> Choice:
+    """Return the backend that `spectral_conv` would choose for these arguments, and the reason. Runs nothing.
+
+    Args:
+        x: As in `spectral_conv`.
+        weight: As in `spectral_conv`.
+        out_size: As in `spectral_conv`.
+        backend: As in `spectral_conv`.
+        precision: As in `spectral_conv`.
+
+    Raises:
+        TypeError: As in `spectral_conv`.
+        ValueError: As in `spectral_conv`.
+
+    Example:
+        >>> x, weight = torch.randn(4, 8, 64, 64), torch.randn(8, 8, 12, 12, dtype=torch.complex64)
+        >>> explain(x, weight).backend
+        'gemm'
+    """
+    target = _checked("explain", x, weight, out_size, backend, precision)
+    return choose_for(x, weight, target, requested=backend, precision=precision)
+
+
+def _checked(
+    op: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out_size: Sequence[int] | None,
+    backend: str,
+    precision: str,
+) -> Sequence[int]:
+    """Return the output grid; raise TypeError or ValueError for arguments that do not fit."""
+    check_backend(op, backend)
+    check_precision(op, precision)
+    check_field_and_weight(op, x, weight)
+    size = x.shape[2:]
+    target = size if out_size is None else out_size
+    if isinstance(target, int) or len(target) != len(size):
+        raise ValueError(
+            f"{op}: out_size must have {len(size)} entries, one per grid axis, got {out_size}"
+        )
+    check_modes_fit(op, weight.shape[2:], size, "the input grid")
+    check_modes_fit(op, weight.shape[2:], target, "the output grid")
+    return target

@@ -81,8 +81,10 @@ W = torch.zeros(2, 3, 4, dtype=torch.complex64)
             TypeError,
             "skip_weight must be torch.float32",
         ),
+        ({"bias": 0.0}, TypeError, "bias must be a tensor, got float"),
         ({"bias": torch.zeros(2)}, ValueError, r"bias must have shape \(3,\)"),
         ({"activation": "softsign"}, ValueError, "activation must be one of"),
+        ({"activation": torch.tanh}, ValueError, "activation must be one of"),
         ({"backend": "fast"}, ValueError, "backend must be"),
     ],
 )

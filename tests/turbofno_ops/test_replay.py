@@ -149,6 +149,12 @@ def test_functions_that_depend_on_values_or_state_are_refused(function: Function
         Replay(function, [torch.randn(4)])
 
 
+@pytest.mark.parametrize("made", [lambda x: x + 1, lambda x: {"y": x}, lambda x: (x, 1.0)])
+def test_functions_that_return_no_tuple_of_tensors_are_refused(made: Function) -> None:
+    with pytest.raises(Unrecordable, match="must return a tuple of tensors"):
+        Replay(made, [torch.randn(4)])
+
+
 def test_a_deleted_replay_frees_its_memory() -> None:
     def resident() -> int:
         with open("/proc/self/statm") as stream:

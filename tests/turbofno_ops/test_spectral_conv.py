@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.thorough import tried
 from tests.turbofno_ops.fourier_truth import relative_l2, spectral_conv_truth
-from turbofno_ops import fourier_layer, spectral_conv
+from turbofno_ops import explain, fourier_layer, spectral_conv
 
 BACKENDS = ("reference", "gemm")
 
@@ -146,7 +146,9 @@ W = torch.zeros(2, 3, 4, 3, dtype=torch.complex64)
         (X[:, :, :3], W, {}, ValueError, "axis 0, but the input grid"),
         (X, W, {"out_size": (3, 8)}, ValueError, "the output grid"),
         (X, W, {"out_size": (8,)}, ValueError, "out_size must have 2 entries"),
+        (X, W, {"out_size": 8}, ValueError, "one per grid axis, got 8"),
         (X, W, {"backend": "cudnn"}, ValueError, "backend must be"),
+        (X, W, {"precision": "fp8"}, ValueError, "precision must be"),
     ],
 )
 def test_spectral_conv_refuses(
@@ -158,6 +160,8 @@ def test_spectral_conv_refuses(
 ) -> None:
     with pytest.raises(error, match=says):
         spectral_conv(x, weight, **options)
+    with pytest.raises(error, match=says):
+        explain(x, weight, **options)
 
 
 @pytest.mark.parametrize("op", [spectral_conv, fourier_layer])
