@@ -23,6 +23,7 @@ from functools import wraps
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from turbofno_ops._modes import Rows, column_weights
 from turbofno_ops._table_use import note_use
@@ -57,7 +58,9 @@ class _Tables:
                 if found is not None:
                     self._kept.move_to_end(key)
                     return note_use(found)
-            made = make(*args, **kwargs)
+            # later calls use the table, so what traces or fakes this one must not; nor does torch's default device matter
+            with _disable_current_modes(), torch.device("cpu"):
+                made = make(*args, **kwargs)
             with self._lock:
                 if key not in self._kept:
                     self._kept[key] = made

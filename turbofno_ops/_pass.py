@@ -194,11 +194,12 @@ class Pass:
             of = chain.rescaling
             self._rescaling = Scaling(self._own(of.mean), self._own(of.std))
         self._grid = size if slab is None else slab.local(size)
-        constant = [torch.empty(0, *self._grid, dtype=torch.float64)]
+        # on the CPU, whatever torch's default device is
+        constant = [torch.empty(0, *self._grid, dtype=torch.float64, device="cpu")]
         if chain.positions is not None:
-            constant.append(self._own(chain.positions(size)))
+            constant.append(self._own(chain.positions(size)).cpu())
         if chain.ones:
-            constant.append(torch.ones(1, *self._grid, dtype=torch.float64))
+            constant.append(torch.ones(1, *self._grid, dtype=torch.float64, device="cpu"))
         self._constant = torch.cat(constant).to(device, chain.dtype)
         # a slab is padded in `run`, because that moves rows between processes
         self._pads_input = chain.padding_mode == "zeros" and not chain.lifting and slab is None

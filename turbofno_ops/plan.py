@@ -471,7 +471,8 @@ def lowered(
         target, precision = torch.device("cpu"), "fp32"
     else:
         raise ChainRefused(f"only CUDA devices and CPUs are supported, got {target}")
-    with torch.inference_mode(False), torch.no_grad():
+    # what folding makes of its own is on the CPU, whatever torch's default device is
+    with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
         if target.type == "cuda" and device_limits(target).warpgroups:
             description = with_zero_channels(description)
         return lower(description, target), target, precision

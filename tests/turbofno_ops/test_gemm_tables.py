@@ -6,8 +6,17 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from turbofno_ops import _gemm, spectral_conv, used_tables
+from turbofno_ops import (
+    FNODescription,
+    PointwiseMap,
+    Spectral,
+    _gemm,
+    compile_fno,
+    spectral_conv,
+    used_tables,
+)
 
 
 def test_tables_are_kept_and_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,6 +58,28 @@ def test_table_larger_than_the_bound_is_used_but_not_kept(monkeypatch: pytest.Mo
         spectral_conv(x, weight, backend="gemm"), spectral_conv(x, weight, backend="reference")
     )
     assert _gemm._tables.nbytes <= 100
+
+
+def test_tables_are_real_where_tensors_are_faked() -> None:
+    weight = torch.randn(2, 2, 4, 3, dtype=torch.complex64)
+    lifting, projection = PointwiseMap(torch.ones(2, 1)), PointwiseMap(torch.ones(1, 2))
+    description = FNODescription(1, (lifting,), ((Spectral(weight),),), (projection,))
+    network = compile_fno(description, device="cpu")
+    x = torch.randn(1, 1, 31, 37)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert network(mode.from_tensor(x)).shape == x.shape
+    expected = spectral_conv(x.expand(1, 2, 31, 37), weight, backend="reference")
+    torch.testing.assert_close(network(x), expected.sum(1, keepdim=True))
+
+
+def test_a_default_device_changes_nothing() -> None:
+    weight = torch.randn(1, 1, 4, 3, dtype=torch.complex64)
+    one = PointwiseMap(torch.ones(1, 1))
+    description = FNODescription(1, (one,), ((Spectral(weight),),), (one,))
+    x = torch.randn(1, 1, 29, 41)
+    with torch.device("meta"):
+        found = compile_fno(description, device="cpu")(x)
+    torch.testing.assert_close(found, spectral_conv(x, weight, backend="reference"))
 
 
 def test_used_tables_are_collected() -> None:
