@@ -26,6 +26,11 @@ Key = tuple[int, Size] | tuple[int, Size, object]
 """Batch bucket and grid, and what surrounds the network in the graph, if anything does."""
 
 
+def batch_buckets(most: int) -> tuple[int, ...]:
+    """Return the powers of two below `most`, and `most`."""
+    return (*(2**i for i in range((most - 1).bit_length())), most)
+
+
 class CaptureFailed(RuntimeError):
     """An operation that a CUDA graph cannot contain; the message is CUDA's or PyTorch's."""
 

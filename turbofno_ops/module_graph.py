@@ -8,7 +8,14 @@ from collections.abc import Callable
 
 import torch
 
-from turbofno_ops._graphs import CaptureFailed, CaptureStream, Graph, GraphCache, shared_lane
+from turbofno_ops._graphs import (
+    CaptureFailed,
+    CaptureStream,
+    Graph,
+    GraphCache,
+    batch_buckets,
+    shared_lane,
+)
 from turbofno_ops.description import Size
 from turbofno_ops.dispatch import last_choice, record
 
@@ -38,6 +45,9 @@ class ModuleGraphs:
         max_batch: The largest bucket.
         graphs: The cache of the graphs; by default a new one.
 
+    Raises:
+        ValueError: `max_batch` below 1.
+
     Example:
         >>> module = torch.nn.Conv2d(3, 8, 1).cuda()  # doctest: +SKIP
         >>> graphs = ModuleGraphs(module, torch.device("cuda"), max_batch=16)  # doctest: +SKIP
@@ -53,8 +63,10 @@ class ModuleGraphs:
         max_batch: int,
         graphs: GraphCache | None = None,
     ) -> None:
+        if max_batch < 1:
+            raise ValueError(f"ModuleGraphs: max_batch must be at least 1, got {max_batch}")
         self._module, self._device = module, device
-        self._buckets = (*(2**i for i in range((max_batch - 1).bit_length())), max_batch)
+        self._buckets = batch_buckets(max_batch)
         self._graphs = GraphCache() if graphs is None else graphs
         self._owner = object()
         self._failed: dict[Size, str] = {}

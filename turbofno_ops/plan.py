@@ -11,7 +11,7 @@ import torch
 from turbofno_ops._autocast import without_autocast
 from turbofno_ops._check import check
 from turbofno_ops._cuda import CudaStages, field_dtype
-from turbofno_ops._graphs import Graph, GraphCache, shared_lane
+from turbofno_ops._graphs import Graph, GraphCache, batch_buckets, shared_lane
 from turbofno_ops._lower import Chain, Mix, Tile, lower
 from turbofno_ops._modes import axis_limits
 from turbofno_ops._native import native_status
@@ -403,11 +403,6 @@ def _holds_modes(product: MixOnGrid) -> bool:
     return min(product.out_size) > 0 and all(
         k <= limit for k, limit in zip(product.modes, limits, strict=True)
     )
-
-
-def batch_buckets(most: int) -> tuple[int, ...]:
-    """Return the powers of two below `most`, and `most`."""
-    return (*(2**i for i in range((most - 1).bit_length())), most)
 
 
 def compile_fno(

@@ -111,6 +111,8 @@ def test_bounds_below_one_are_refused() -> None:
     for name in ("max_graphs", "max_bytes"):
         with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
             GraphCache(**{name: 0})
+    with pytest.raises(ValueError, match="max_batch must be at least 1, got 0"):
+        ModuleGraphs(torch.relu, torch.device("cuda"), max_batch=0)
 
 
 def test_a_failing_capture_is_tried_once_per_grid(fake: type[FakeGraph]) -> None:

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from turbofno_ops._graphs import GraphCache
+from turbofno_ops._graphs import GraphCache, batch_buckets
 from turbofno_ops._lower import Mix
 from turbofno_ops.description import ChainRefused, FNODescription
 from turbofno_ops.distributed.slabs import Group, check_device, check_slab, slab_of
-from turbofno_ops.plan import CompiledChain, batch_buckets, lowered
+from turbofno_ops.plan import CompiledChain, lowered
 
 WEIGHTS = ("auto", "replicated", "sharded")
 REPLICATED_BYTES = 2 * 2**20
