@@ -106,6 +106,10 @@ class CompiledChain:
         channels = self._chain.in_channels
         if x.dtype != self.dtype:
             raise TypeError(f"the network was compiled for {self.dtype}, x is {x.dtype}")
+        if x.requires_grad and torch.is_grad_enabled():
+            raise ValueError(
+                "a compiled network computes no gradients: call it under torch.no_grad(), or differentiate the module"
+            )
         if x.device != self.device:
             raise ValueError(f"the network is on {self.device}, x on {x.device}; move x")
         if x.ndim < 3 or x.shape[1] != channels or min(size) < 1:
@@ -310,7 +314,7 @@ class CompiledFNO(CompiledChain):
 
         Raises:
             TypeError: x is not of `dtype`.
-            ValueError: The shape or device of x does not fit the network.
+            ValueError: The shape or device of x does not fit the network, or a gradient with respect to x is wanted.
             ChainRefused: The grid is not supported (`refusal` tells in advance).
             torch.OutOfMemoryError: A graph or its buffers do not fit; try a smaller batch.
         """

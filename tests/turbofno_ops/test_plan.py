@@ -147,7 +147,18 @@ def test_works_inside_and_outside_inference_mode() -> None:
     with torch.inference_mode():
         inside = chain(x.clone())
     torch.testing.assert_close(chain(x), inside)
-    assert not chain(x.requires_grad_()).requires_grad
+
+
+def test_gradients_are_refused_not_left_out() -> None:
+    chain = compiled()
+    x = torch.randn(2, 2, 20, 21)
+    expected = chain(x)
+    with pytest.raises(ValueError, match="computes no gradients"):
+        torch.func.grad(lambda x: chain(x).sum())(x)
+    with pytest.raises(ValueError, match="computes no gradients"):
+        chain(x.requires_grad_())
+    with torch.no_grad():
+        assert torch.equal(chain(x), expected)
 
 
 def test_grids_that_hold_too_few_modes_are_refused() -> None:
