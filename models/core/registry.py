@@ -10,6 +10,7 @@ from pathlib import Path
 from turbofno.models.core.files import is_inside
 
 CONFIG_FILE = "config.json"
+CARD_FILE = "card.md"
 
 logger = logging.getLogger(__name__)
 

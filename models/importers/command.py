@@ -20,10 +20,10 @@ from turbofno.models.core.architecture import FNOArchitecture
 from turbofno.models.core.checkpoint import is_finite, load_model, save_model, state_shapes
 from turbofno.models.core.config import Channel, GridSpec, ModelConfig
 from turbofno.models.core.fno import FNO
-from turbofno.models.core.registry import CONFIG_FILE, version_folders
+from turbofno.models.core.registry import CARD_FILE, CONFIG_FILE, version_folders
 from turbofno.models.core.regrid import Boundary
 from turbofno.models.core.validation import described
-from turbofno.models.importers.detect import Checkpoint, convert, describe, read_checkpoint
+from turbofno.models.importers.detect import convert, read_checkpoint
 from turbofno.models.importers.example import compare
 from turbofno.models.importers.normalizers import (
     Normalizing,
@@ -35,6 +35,7 @@ from turbofno.models.importers.normalizers import (
 )
 from turbofno.models.importers.parity import check_parity, network_of
 from turbofno.models.importers.refusal import ImportRefused, printable
+from turbofno.models.importers.report import card, next_steps, report
 from turbofno.models.importers.result import Imported, Options
 
 _LARGEST_GRID = {1: 16384, 2: 2048, 3: 256}
@@ -42,10 +43,6 @@ _LARGEST_PADDING = 4096
 # Largest padding as a share of the grid, and largest factor by which a layer may scale it.
 _LARGEST_SHARE = 8.0
 _USUAL_GRID = {1: 256, 2: 64, 3: 32}
-_BOUNDARIES: dict[Boundary, str] = {
-    "periodic": "for answers on other grids, fields are interpolated as periodic: the last point is one spacing before the end",
-    "nodes": "for answers on other grids, fields are interpolated linearly: both ends of the domain are points",
-}
 
 
 def run(arguments: argparse.Namespace, repository: Path) -> int:
@@ -69,12 +66,14 @@ def run(arguments: argparse.Namespace, repository: Path) -> int:
     module = _module(imported.architecture, imported.state)
     scaling = _scaling(arguments, imported, eps)
     config = _config(arguments, imported, scaling, boundary)
-    _print(_report(checkpoint, imported, config, scaling))
+    lines = report(checkpoint, imported, config, scaling)
+    _print([str(checkpoint.path), *lines])
     try:
         parity = check_parity(checkpoint, imported, module, settings)
     except RuntimeError as error:
         raise ImportRefused(f"the imported network cannot be run: {error}") from error
-    _print([f"  {line}" for line in parity.lines])
+    compared = [f"  {line}" for line in parity.lines]
+    _print(compared)
     if not parity.passed:
         raise ImportRefused(
             f"the imported network's results differ from the original's by {parity.difference:.1e} (relative L2), "
@@ -87,8 +86,11 @@ def run(arguments: argparse.Namespace, repository: Path) -> int:
         model = load_model(fresh)
         if arguments.example is not None:
             inputs, outputs = arguments.example
-            _print([f"  {compare(inputs, outputs, model)}"])
-    _print([f"wrote {target}", *_next_steps(config, repository)])
+            shown = f"  {compare(inputs, outputs, model)}"
+            _print([shown])
+            compared.append(shown)
+        (fresh / CARD_FILE).write_text(card(config, [*lines, *compared]), encoding="utf-8")
+    _print([f"wrote {target}", *next_steps(config, repository)])
     return 0
 
 
@@ -350,54 +352,6 @@ def _scaling(
 
 def _listed(numbers: Sequence[float]) -> str:
     return ",".join(f"{number:.9g}" for number in numbers)
-
-
-def _report(
-    checkpoint: Checkpoint, imported: Imported, config: ModelConfig, scaling: Normalizing | None
-) -> list[str]:
-    arch = imported.architecture
-    parameters = sum(t.numel() * (2 if t.is_complex() else 1) for t in imported.state.values())
-    shown = arch.model_dump(exclude_defaults=True, mode="json")
-    kind = "none: inputs and outputs are scaled as in training (add one with --normalizer)"
-    if config.normalization is not None:
-        kind = "mean and standard deviation of each channel"
-    if config.field_normalization is not None:
-        kind = f"mean and standard deviation of each point of the grid {list(config.field_normalization.grid)}"
-    assumptions = (*imported.assumptions, *(scaling.assumptions if scaling else ()))
-    return [
-        f"{checkpoint.path}",
-        f"  {imported.format} (file format {describe(checkpoint)})",
-        f"  {parameters:,} parameters",
-        *(f"  {key}: {value}" for key, value in shown.items()),
-        f"  normaliser: {kind}",
-        *(f"    {line}" for line in (scaling.lines if scaling else ())),
-        "assumptions (--set KEY=VALUE changes those with a key):",
-        *(f"  - {line}" for line in (*assumptions, *_about_grid(config, imported))),
-        "comparison:",
-    ]
-
-
-def _about_grid(config: ModelConfig, imported: Imported) -> list[str]:
-    grid = config.grid
-    between = f"{_BOUNDARIES[grid.boundary]} (boundary=periodic or nodes)"
-    known = imported.training_grid is not None or config.field_normalization is not None
-    return [
-        f"the network was trained on the grid {list(grid.training)}{'' if known else ' (change it with --grid)'}; it is "
-        f"served on grids from {list(grid.minimum)} to {list(grid.maximum)}",
-        # which have no answers on other grids than the input's
-        *([between] if config.architecture.positional_grid != "cell_centres" else []),
-        f"its channels are named {', '.join(c.name for c in config.inputs)} -> "
-        f"{', '.join(c.name for c in config.outputs)} (change them with --inputs, --outputs)",
-    ]
-
-
-def _next_steps(config: ModelConfig, repository: Path) -> list[str]:
-    shape = "x".join(map(str, (config.architecture.in_channels, *config.grid.training)))
-    return [
-        "the model has no trust signals: answers will not warn of inputs unlike the training data",
-        f"serve it: turbofno serve --model-repository {repository}",
-        f"call it:  turbofno predict {config.name} field.npy -o answer.npy   ({shape} float32)",
-    ]
 
 
 def _print(lines: Sequence[str]) -> None:

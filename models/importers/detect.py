@@ -25,7 +25,7 @@ from turbofno.models.importers.torch_file import module_state, read_torch_file
 
 _STATE_SUFFIX, _METADATA_SUFFIX = "_state_dict.pt", "_metadata.pkl"
 _TRAINER_STATES = ("best_model", "model")
-_WRAPPERS = ("model_state_dict", "state_dict", "model_state", "model", "net")
+_WRAPPERS = ("model_state_dict", "state_dict", "model_state", "model", "net", "module")
 
 # Tied weights share storage between a few layers at most.
 _MAX_SHARING = 16

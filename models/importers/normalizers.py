@@ -108,7 +108,7 @@ def read_normalizer(
         shared = values.get((owner.rpartition(".")[0], "eps"))
         if shared is not None:
             one.setdefault("eps", shared)
-        scaling = _scaling(one, f"{path}: {owner or side}", eps)
+        scaling = _scaling(one, f"{path.name}: {owner or side}", eps)
         scaling = replace(scaling, adds_coordinates=adds_coordinates and side == "input")
         if side in found and not _equal(found[side], scaling):
             raise ImportRefused(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from turbofno.models.core.config import ModelConfig, Parameter
+from turbofno.models.core.registry import CARD_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +37,7 @@ def write_card(
     folder: Path, config: ModelConfig, title: str, example: CardExample, *, device: str
 ) -> None:
     """Write card.md and card.png into a checkpoint's folder."""
-    (folder / "card.md").write_text(_text(config, title, device))
+    (folder / CARD_FILE).write_text(_text(config, title, device))
     _draw(folder / "card.png", config, example)
 
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from turbofno.models.core.config import PDE, Channel, GridSpec, Metric, ModelConfig
 from turbofno.models.core.files import FileRefused, read_inside
-from turbofno.models.core.registry import discover
+from turbofno.models.core.registry import CARD_FILE, discover
 from turbofno.models.core.statistics import Statistics
 from turbofno.service.context import AppContext, context_of
 from turbofno.service.demo.sample_parameters import SampleParameter, sampler_of
@@ -21,7 +21,6 @@ from turbofno.service.http.openapi import errors
 from turbofno.service.http.route import error_responses
 from turbofno.service.http.trust import trust_status
 
-CARD_FILE = "card.md"
 _CARD_BYTES = 16 << 20
 """Size limit of a card and of each of its pictures."""
 

@@ -159,7 +159,7 @@ class Network:
         if not self._settings.get("_whole") and self._settings.options.given.get("n_modes") is None:
             self._settings.assumptions.append(
                 f"the network uses {kept} of its {list(stored)} stored modes, as it was built; the file does not show "
-                "whether n_modes was changed later (n_modes=[..])"
+                "whether n_modes was changed later (n_modes=..,..)"
             )
         weights = [weight.window(kept) for weight in weights]
         times = self._width if self._settings.get("separable") else 1

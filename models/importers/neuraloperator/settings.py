@@ -188,8 +188,9 @@ def _release(keys: Collection[str], settings: Settings) -> Release:
 
 
 def _value(text: str) -> Any:
+    listed = "," in text and not text.startswith(("[", "{"))
     try:
-        return json.loads(text)
+        return json.loads(f"[{text}]" if listed else text)
     except ValueError:
         # as in Python; a text "False" would count as true
         return {"none": None, "true": True, "false": False}.get(text.lower(), text)

@@ -38,7 +38,7 @@ def neuraloperator_pair(folder: Path, name: str = "model") -> TheirFNO:
     return network.eval()
 
 
-@pytest.mark.parametrize("how", ["state dict", "trainer folder", "module", "wrapped"])
+@pytest.mark.parametrize("how", ["state dict", "trainer folder", "module", "in model", "in module"])
 def test_an_import_is_compared_with_neuraloperator_itself(
     how: str, tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -50,9 +50,9 @@ def test_an_import_is_compared_with_neuraloperator_itself(
     elif how == "module":
         path = tmp_path / "module.pt"
         torch.save(network, path)
-    elif how == "wrapped":
+    elif how.startswith("in "):
         path = tmp_path / "wrapped.pt"
-        torch.save({"epoch": 2, "model": network.state_dict()}, path)
+        torch.save({"epoch": 2, how.removeprefix("in "): network.state_dict()}, path)
     assert run(repository, path) == 0
     said = capsys.readouterr().out
     for part in ("neuraloperator 2.0.0 FNO", "modes: [6, 3]", "assumptions (--set KEY=VALUE", "odd size",
@@ -63,6 +63,25 @@ def test_an_import_is_compared_with_neuraloperator_itself(
         x = torch.randn(3, 1, *size)
         with torch.inference_mode():
             assert relative_l2(loaded.module(x), network(x)) < 1e-5
+
+
+def test_the_card_is_the_report_without_the_paths(
+    tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    neuraloperator_pair(tmp_path / "saved")
+    values = {f"{side}_{name}": np.ones(1) for side in ("x", "y") for name in ("mean", "std")}
+    np.savez(tmp_path / "scaling.npz", **values)
+    scaled = ["--normalizer", str(tmp_path / "scaling.npz"), "--description", "Darcy, 2024"]
+    assert run(repository, tmp_path / "saved" / "model_state_dict.pt", *scaled) == 0
+    said = capsys.readouterr().out.splitlines()
+    card = (repository / "model" / "card.md").read_text()
+    assert card.startswith("# model\n\nDarcy, 2024\n")
+    first, last = said.index("comparison:"), said.index(f"wrote {repository / 'model'}")
+    for line in said[1:last]:
+        assert f"    {line}\n" in card
+    assert last - first > 1
+    assert "input: scaling.npz: x" in card
+    assert str(tmp_path) not in card
 
 
 def test_what_was_not_read_and_each_assumption_are_told_once(

@@ -240,7 +240,7 @@ def test_an_import_needs_a_bounded_multiple_of_the_dense_weights(
     path = saved_network(tmp_path / "factors.pt", 40, n_layers, sizes)
     dense = 8 * n_layers * 40 * 40 * sizes[0] * sizes[1]
     assert dense > 200 * path.stat().st_size
-    done, grew = imported_alone(path, "--set", f"n_modes=[{sizes[0] - 1},{2 * sizes[1] - 2}]")
+    done, grew = imported_alone(path, "--set", f"n_modes={sizes[0] - 1},{2 * sizes[1] - 2}")
     assert done.returncode == 0, done.stderr
     _, without = imported_alone(saved_network(tmp_path / "tiny.pt", 4, n_layers, (5, 3)))
     share = max(dense / MAX_DENSE_BYTES, dense / n_layers / MAX_LAYER_BYTES)
