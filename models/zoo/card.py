@@ -78,6 +78,11 @@ def _text(config: ModelConfig, title: str, device: str) -> str:
         f"| {m.name} | {' x '.join(map(str, m.grid))} | {m.n_samples} | {m.value:.3%} |"
         for m in config.evaluation
     ]
+    if any(m.steps > 1 for m in config.evaluation):
+        lines += [
+            "",
+            "One call: from the solver's states that the rollout passes, not from earlier ones.",
+        ]
     lines += [
         "",
         "![input, truth, prediction and error of the held-out sample of median error](card.png)",

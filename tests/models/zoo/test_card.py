@@ -85,6 +85,17 @@ def test_the_text_has_every_value(tmp_path: Path) -> None:
         assert expected in text
 
 
+def test_the_card_of_a_rollout_says_where_its_calls_start(tmp_path: Path) -> None:
+    config = config_of(NAVIER_STOKES)
+    said = "One call: from the solver's states that the rollout passes, not from earlier ones."
+    write_card(tmp_path, config, "", example(8, 8), device="cpu")
+    assert said not in (tmp_path / "card.md").read_text()
+    rolled = Metric(name="rollout", value=0.1, n_samples=9, grid=(10, 20), steps=3)
+    config = config.model_copy(update={"evaluation": (*config.evaluation, rolled)})
+    write_card(tmp_path, config, "", example(8, 8), device="cpu")
+    assert said in (tmp_path / "card.md").read_text()
+
+
 def test_a_parameter_with_a_range_is_given_as_one(tmp_path: Path) -> None:
     config = config_of(BURGERS)
     assert config.pde is not None
