@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -320,9 +321,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     run.resume()
     run.train(_log)
     config = run.save_checkpoint(out, command)
-    _log(
-        f"saved {out} ({config.sha256[:12]}); now: python -m turbofno.models.zoo.evaluate {problem.name}"
-    )
+    in_zoo = out.resolve() == zoo_folder.resolve()
+    measure = f"python -m turbofno.models.zoo.evaluate {problem.name}"
+    # evaluate without options measures the model in the zoo
+    now = measure if in_zoo else f"turbofno verify {shlex.quote(str(out))}"
+    _log(f"saved {out} ({config.sha256[:12]}); now: {now}")
 
 
 if __name__ == "__main__":

@@ -96,6 +96,20 @@ def test_the_checkpoint_records_its_training(data: Path, tmp_path: Path) -> None
     assert config.normalization.input_std == (config.statistics.inputs[0].std,)
 
 
+def test_what_to_run_next_measures_the_model_that_was_trained(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(train, "_log", said.append)
+    run_burgers(data, tmp_path)
+    assert said[-1].endswith(f"now: turbofno verify {tmp_path}/burgers-1d/checkpoint")
+    monkeypatch.setattr(train, "TRAINED", tmp_path / "zoo")
+    options = ["--samples", "4", "--epochs", "3", "--device", "cpu", "--data", str(data)]
+    out = tmp_path / "zoo" / "burgers-1d"
+    train.main(["burgers", *options, "--runs", str(tmp_path), "--out", str(out)])
+    assert said[-1].endswith("now: python -m turbofno.models.zoo.evaluate burgers-1d")
+
+
 @pytest.mark.parametrize("option", ["--samples", "--epochs"])
 def test_counts_below_one_are_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
