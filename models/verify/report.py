@@ -17,6 +17,7 @@ _QUANTILES = {"min": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "max": 1.0}
 _CLEARLY, _FAR = 1.5, 5.0
 _CHANCE = 1e-3
 """Of calling a model clearly worse whose mean error is the card's."""
+_AT_MOST = "--at-most"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,8 @@ class Verdict:
             return "FAILED: some predictions are not finite"
         if self.stated is None:
             return f"{self.by} states no error for this task on this grid"
-        result = "confirmed" if self.kept else "FAILED, the model is clearly worse"
+        worse = "worse" if self.by == _AT_MOST else "clearly worse"
+        result = "confirmed" if self.kept else f"FAILED, the model is {worse}"
         return f"{self.by} states {_percent(self.stated)}: {result}"
 
 
@@ -76,7 +78,7 @@ def judge(task: Task, errors: torch.Tensor, config: ModelConfig, at_most: float 
     if not math.isfinite(mean):
         return Verdict(None, "any bound", kept=False)
     if at_most is not None:
-        return Verdict(at_most, "--at-most", kept=mean <= at_most)
+        return Verdict(at_most, _AT_MOST, kept=mean <= at_most)
     grid = tuple(task.truth.shape[2:])
     for metric in config.evaluation:
         if metric.name == task.name and metric.grid == grid:

@@ -64,6 +64,12 @@ def test_at_most_is_an_exact_bound() -> None:
     assert not verdict_of([float("nan")] * 3, at_most=1.0)
 
 
+def test_a_model_beyond_at_most_need_not_be_clearly_worse() -> None:
+    config = load_model(TRAINED / BURGERS.name).config
+    verdict = judge(task_on(), torch.tensor([0.02, 0.02, 0.02]), config, 0.0199)
+    assert str(verdict) == "--at-most states 1.990%: FAILED, the model is worse"
+
+
 def test_a_grid_without_a_bound_fails_only_if_not_finite() -> None:
     assert verdict_of([9.0, 9.0, 9.0], n=512)
     assert not verdict_of([9.0, float("nan"), 9.0], n=512)
