@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.timing import print_table, save
+from benchmarks.timing import no_options, print_table, save
 from turbofno.models.core.checkpoint import load_model
 from turbofno.models.zoo import TRAINED
 from turbofno.models.zoo.problems import BURGERS, DARCY, NAVIER_STOKES
@@ -67,4 +67,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     main()

@@ -17,7 +17,7 @@ import torch
 from neuralop.layers.spectral_convolution import get_contract_fun
 
 from benchmarks.gpu.device import in_graph, milliseconds, require_gpu
-from benchmarks.timing import print_table, save
+from benchmarks.timing import no_options, print_table, save
 from turbofno.models.importers.neuraloperator.spectral_weights import stored_weight
 from turbofno_ops._channels import mix, mode_major
 
@@ -155,4 +155,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     main()

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from benchmarks.neuraloperator_twin import twin
-from benchmarks.timing import medians, print_table, save
+from benchmarks.timing import medians, no_options, print_table, save
 from turbofno.models.core.architecture import ChannelMLP, FNOArchitecture
 from turbofno.models.core.fno import FNO
 
@@ -67,4 +67,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     main()

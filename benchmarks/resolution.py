@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from scipy.interpolate import make_interp_spline
 
-from benchmarks.timing import print_table, save
+from benchmarks.timing import no_options, print_table, save
 from turbofno.models.core.checkpoint import load_model
 from turbofno.models.core.regrid import Boundary, at_points, band_limited
 from turbofno.models.zoo import TRAINED
@@ -109,4 +109,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     main()

@@ -14,7 +14,7 @@ from statistics import median
 import httpx
 import numpy as np
 
-from benchmarks.timing import print_table, save
+from benchmarks.timing import no_options, print_table, save
 from turbofno_client import Client
 
 ROUNDS = 5
@@ -87,4 +87,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     main()

@@ -11,7 +11,7 @@ from benchmarks import fusion
 from benchmarks.page import Row, cell, markdown, measured_on, read, times, with_measured_part
 from benchmarks.serving.gpu.report import serving_gpu
 from benchmarks.serving.report import serving, summary
-from benchmarks.timing import RESULTS
+from benchmarks.timing import RESULTS, no_options
 from turbofno_ops import PRECISIONS
 
 ROOT = Path(__file__).parents[1]
@@ -572,4 +572,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     main()

@@ -23,7 +23,7 @@ from torch import nn
 from benchmarks.chains import built
 from benchmarks.factorised import Call, staged
 from benchmarks.gpu.imported import network_of
-from benchmarks.timing import medians, print_table, save
+from benchmarks.timing import medians, no_options, print_table, save
 from turbofno.models.core.fno import FNO
 from turbofno.models.importers.neuraloperator.spectral_weights import StoredWeight, stored_weight
 from turbofno.models.importers.refusal import ImportRefused
@@ -201,4 +201,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     main()

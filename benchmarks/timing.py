@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import subprocess
@@ -88,6 +89,11 @@ def save(name: str, rows: list[dict[str, Any]], *, named: str | None = None) -> 
     lines = [json.dumps(environment(named)), *(json.dumps(row) for row in rows)]
     file.write_text("\n".join(lines) + "\n")
     return file
+
+
+def no_options(description: str | None) -> None:
+    """Answer --help and refuse all else on the command line, before a record is overwritten."""
+    argparse.ArgumentParser(description=description).parse_args()
 
 
 def print_table(title: str, rows: list[dict[str, Any]]) -> None:

@@ -11,7 +11,7 @@ from benchmarks import fusion
 from benchmarks.fusion import GAINS, Gain, Ladder, ladders
 from benchmarks.page import read
 from benchmarks.tables import DOCUMENT, PICTURE
-from benchmarks.timing import RESULTS
+from benchmarks.timing import RESULTS, no_options
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -145,4 +145,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     main()

@@ -24,7 +24,7 @@ from uvicorn.server import ServerState
 from benchmarks.serving.checkpoint import LIGHT, write_light
 from benchmarks.serving.forms import TURBOFNO
 from benchmarks.serving.servers import MAX_BATCH, MAX_WAITING
-from benchmarks.timing import print_table, save
+from benchmarks.timing import no_options, print_table, save
 from turbofno.service import logs
 from turbofno.service.app import create_app
 from turbofno.service.pipeline.worker import THREAD_NAME
@@ -199,4 +199,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     main()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.timing import medians, print_table, save
+from benchmarks.timing import medians, no_options, print_table, save
 from turbofno.models.core.checkpoint import load_model
 from turbofno.models.trust.signals import Signals
 from turbofno.models.zoo import TRAINED
@@ -51,4 +51,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    no_options(__doc__)
     main()
