@@ -25,6 +25,9 @@ STREAM = 3
 Values = Mapping[str, float]
 
 _BURGERS_POINTS = 1024
+_BURGERS_STEP = 1 / 256
+_USUAL_VELOCITY = 3.2
+"""Largest velocity for which _BURGERS_STEP is short enough."""
 _DARCY_INTERVALS = 420
 _NAVIER_STOKES_POINTS = 64
 _RESOLVED_POINTS = 128
@@ -128,6 +131,11 @@ def _draw_burgers(seed: int, n: int, values: Values) -> Tensor:
     return field * (factor * values["amplitude"])
 
 
+def _advance_burgers(field: Tensor, _: int) -> Tensor:
+    fastest = max(1.0, float(field.abs().max()) / _USUAL_VELOCITY)
+    return burgers.solve(field, dt=_BURGERS_STEP / fastest)
+
+
 def _draw_darcy(seed: int, n: int, values: Values) -> Tensor:
     covariance = replace(darcy.FIELD_COVARIANCE, tau=values["tau"], alpha=values["alpha"])
     field = neumann(covariance, [seed], dimensions=2, seed=STREAM, n=n)
@@ -199,7 +207,7 @@ _SOLVERS = (
         draw=_draw_burgers,
         refine=_periodic_finer,
         coarsen=_every,
-        advance=lambda field, _: burgers.solve(field),
+        advance=_advance_burgers,
     ),
     Solver(
         DARCY,
