@@ -33,8 +33,8 @@ def check_field_and_weight(op: str, x: torch.Tensor, weight: torch.Tensor) -> No
         TypeError: Unsupported or mismatched dtypes.
         ValueError: Wrong rank, channels or device.
     """
-    _check_tensor(op, "x", x)
-    _check_tensor(op, "weight", weight)
+    check_tensor(op, "x", x)
+    check_tensor(op, "weight", weight)
     if x.dtype not in _COMPLEX:
         raise TypeError(
             f"{op}: x must be float32 or float64, got {x.dtype}; convert with x.float()"
@@ -94,7 +94,7 @@ def check_skip_and_bias(
     ):
         if tensor is None:
             continue
-        _check_tensor(op, name, tensor)
+        check_tensor(op, name, tensor)
         if tuple(tensor.shape) != shape:
             raise ValueError(f"{op}: {name} must have shape {shape}, got {tuple(tensor.shape)}")
         if tensor.dtype != x.dtype:
@@ -103,7 +103,8 @@ def check_skip_and_bias(
             raise ValueError(f"{op}: {name} is on {tensor.device} but x on {x.device}; move it")
 
 
-def _check_tensor(op: str, name: str, value: torch.Tensor) -> None:
+def check_tensor(op: str, name: str, value: torch.Tensor) -> None:
+    """Raise TypeError unless the argument `name` is a tensor."""
     if not isinstance(value, torch.Tensor):
         raise TypeError(
             f"{op}: {name} must be a tensor, got {type(value).__name__}; pass torch.as_tensor({name})"

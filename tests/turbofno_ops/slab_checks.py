@@ -444,6 +444,26 @@ def docstring_examples_run() -> None:
         assert runner.summarize(verbose=False).failed == 0, name
 
 
+def a_grid_that_arrives_as_a_tensor() -> None:
+    """As from a broadcast. Its elements would round what is computed from them to float32."""
+    size = tall((12, 9))
+    arrived: Any = torch.tensor(size)
+    module = network(PLAIN)
+    x = field(module, 2, size)
+    expected = truth(module, x)
+    if not ON_GPU:
+        module.double()
+    compiled = distributed.compile_fno(module.description(), device=device())
+    assert compiled.out_size(arrived) == size
+    compare(compiled(given(x), arrived), expected, 2, LIMIT, size)
+    compiled.clear()
+    weight = torch.randn(2, 3, 4, 3, dtype=torch.complex128)
+    found = distributed.fourier_layer(given(x), weight.to(device(), DTYPE.to_complex()), arrived)
+    compare(found, spectral_conv_truth(x.double(), weight), 2, LIMIT, size)
+    spectrum = distributed.rfftn(given(x), arrived)
+    compare(spectrum, torch.fft.rfftn(x.double(), dim=(2, 3)), 2, LIMIT, size)
+
+
 def slabs_without_rows() -> None:
     count = dist.get_world_size()
     module = network(PLAIN.model_copy(update={"modes": (1, 3), "norm": "instance_norm"}))
@@ -493,6 +513,8 @@ def errors_are_explained() -> None:
         compiled(x[:, :1], grid)
     with raises(ChainRefused, "2 grid axes"):
         compiled(x, (*grid, 4))
+    with raises(TypeError, "size must be the points along each axis"):
+        compiled(x, tuple(map(float, grid)))  # type: ignore[arg-type]
     with raises(ChainRefused, "does not hold"):
         compiled(x, (5, 9))
     with raises(ValueError, "'auto', 'replicated', 'sharded'"):
@@ -532,6 +554,8 @@ def errors_are_explained() -> None:
         distributed.rfftn(real.to(torch.complex64), grid)
     with raises(TypeError, "complex64 or complex128"):
         distributed.irfftn(real, grid)
+    with raises(TypeError, "must be a tensor"):
+        distributed.rfftn([1.0], grid)  # type: ignore[arg-type]
     with raises(TypeError, "float16"):
         distributed.fftn(real.half(), grid)
     with raises(ValueError, "'natural', 'transposed'"):
@@ -561,6 +585,7 @@ CHECKS: tuple[Callable[[], None], ...] = (
     layers_on_other_grids,
     mode_placements,
     normalisation_by_fields,
+    a_grid_that_arrives_as_a_tensor,
     slabs_without_rows,
     an_empty_batch,
     a_mesh_names_the_axis,

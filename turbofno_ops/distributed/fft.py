@@ -11,9 +11,10 @@ import torch
 from turbofno_ops._exchange import exchanged
 from turbofno_ops._modes import Rows
 from turbofno_ops._slab import Slab
+from turbofno_ops._validation import check_tensor
 from turbofno_ops.description import Size
 from turbofno_ops.distributed._passes import Begin, passes_of
-from turbofno_ops.distributed.slabs import Group, check_device, check_slab, slab_of
+from turbofno_ops.distributed.slabs import Group, check_device, check_slab, grid_of, slab_of
 from turbofno_ops.fft._arguments import SCALING_OF
 from turbofno_ops.fft._transform import Axis, Transform
 
@@ -66,7 +67,8 @@ def fftn(
         two axes outermost in memory.
 
     Raises:
-        TypeError: An unsupported dtype, or `group` is neither a process group nor a mesh.
+        TypeError: x is no tensor or of an unsupported dtype, `size` has other things than integers, or `group` is neither a
+            process group nor a mesh.
         ValueError: x is not this process's slab of `size`, `size` has fewer than two axes or an empty one, an unknown norm
             or order, a group that does not serve the device of x, or x requires gradients.
 
@@ -333,7 +335,7 @@ def _checked(
     group: Group,
 ) -> tuple[Slab, Size, int, int]:
     """Check what does not depend on the transform; return the slab, the grid, and the cut axes of input and output."""
-    slab, grid = slab_of(op, group), tuple(size)
+    slab, grid = slab_of(op, group), grid_of(op, size)
     for name, value, known in (
         ("norm", norm, _NORMS),
         ("input_order", orders[0], ORDERS),
@@ -343,6 +345,7 @@ def _checked(
             raise ValueError(f"{op}: {name} must be one of {known}, got {value!r}")
     if len(grid) < 2 or min(grid) < 1:
         raise ValueError(f"{op}: size must have two axes or more of a point or more, got {grid}")
+    check_tensor(op, "x", x)
     if torch.is_grad_enabled() and x.requires_grad:
         raise ValueError(f"{op} computes no gradients; call it under torch.no_grad()")
     check_device(op, slab, x.device)

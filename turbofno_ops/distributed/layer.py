@@ -31,7 +31,7 @@ from turbofno_ops._validation import (
 )
 from turbofno_ops.description import Size
 from turbofno_ops.dispatch import record
-from turbofno_ops.distributed.slabs import Group, check_device, check_slab, slab_of
+from turbofno_ops.distributed.slabs import Group, check_device, check_slab, grid_of, slab_of
 
 
 def fourier_layer(
@@ -65,9 +65,10 @@ def fourier_layer(
         This process's slab [batch, c_out, rows, *other axes], dtype and device of x.
 
     Raises:
-        TypeError: Unsupported or mismatched dtypes, or `group` is neither a process group nor a mesh.
-        ValueError: Shapes or devices that do not fit, a grid too small for the kept modes or with fewer rows than slabs, an
-            unknown name, or an argument that requires gradients.
+        TypeError: Unsupported or mismatched dtypes, `size` has other things than integers, or `group` is neither a process
+            group nor a mesh.
+        ValueError: Shapes or devices that do not fit, a grid too small for the kept modes, an unknown name, or an argument
+            that requires gradients.
 
     Example:
         >>> weight = torch.randn(32, 32, 24, 12, dtype=torch.complex64) / 32
@@ -76,7 +77,7 @@ def fourier_layer(
         True
     """
     op = "distributed.fourier_layer"
-    slab, grid = slab_of(op, group), tuple(size)
+    slab, grid = slab_of(op, group), grid_of(op, size)
     check_precision(op, precision)
     check_field_and_weight(op, x, weight)
     check_device(op, slab, x.device)

@@ -10,10 +10,12 @@ import torch
 from turbofno_ops._graphs import GraphCache, batch_buckets
 from turbofno_ops._lower import Mix
 from turbofno_ops.description import ChainRefused, FNODescription
-from turbofno_ops.distributed.slabs import Group, check_device, check_slab, slab_of
+from turbofno_ops.distributed.slabs import Group, check_device, check_slab, grid_of, slab_of
 from turbofno_ops.plan import CompiledChain, lowered
 
 WEIGHTS = ("auto", "replicated", "sharded")
+_NETWORK = "the network"
+"""Begins the messages of errors."""
 REPLICATED_BYTES = 2 * 2**20
 """A layer's weights above which 'auto' shares them out: reading more takes longer than a second barrier."""
 
@@ -46,27 +48,27 @@ class SlabFNO(CompiledChain):
             the resolution, it is a slab of another grid.
 
         Raises:
-            TypeError: x is not of `dtype`.
+            TypeError: x is not of `dtype`, or `size` has other things than integers.
             ValueError: The shape or device of x does not fit the network or the slab.
             ChainRefused: The grid is not supported (`refusal` tells in advance).
             torch.OutOfMemoryError: A graph or its buffers do not fit; use more processes or a smaller batch.
         """
-        grid = tuple(size)
+        grid = grid_of(_NETWORK, size)
         # the same on all processes, so none waits for another that raised
         refused = self.refusal(grid)
         if refused is not None:
             raise ChainRefused(refused)
         assert self._slab is not None
-        check_slab("the network", self._slab, x.shape[2:], grid, self._slab.local(grid))
+        check_slab(_NETWORK, self._slab, x.shape[2:], grid, self._slab.local(grid))
         return self._apply(x, grid)
 
     def out_size(self, size: Sequence[int]) -> tuple[int, ...]:
         """Return the grid of the whole result for fields on a grid that is supported."""
-        return self._grid_check(tuple(size)).out_size
+        return self._grid_check(grid_of(_NETWORK, size)).out_size
 
     def field_bytes(self, size: Sequence[int]) -> int:
         """Return an estimate of the most bytes that a field on a supported grid takes on any of the devices."""
-        return self._grid_check(tuple(size)).field_bytes
+        return self._grid_check(grid_of(_NETWORK, size)).field_bytes
 
 
 def compile_fno(
