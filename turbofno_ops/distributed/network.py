@@ -23,10 +23,10 @@ REPLICATED_BYTES = 2 * 2**20
 class SlabFNO(CompiledChain):
     """A Fourier neural operator compiled for one process of a group, made by `distributed.compile_fno`. No gradients.
 
-    All processes of the group call it together, in the same order, with the same batch and grid; otherwise they wait for
-    each other until the group's timeout. On a GPU the collectives are part of the CUDA graphs, with batches and graphs as
-    in `turbofno_ops.CompiledFNO`. Call `clear()` before the group is destroyed, because NCCL waits for the graphs that
-    hold its collectives.
+    All processes of the group call it together, in the same order, with the same batch and grid. Nothing checks that:
+    otherwise they wait for each other until the group's timeout, fail, or give wrong results. On a GPU the collectives are
+    part of the CUDA graphs, with batches and graphs as in `turbofno_ops.CompiledFNO`. Call `clear()` before the group is
+    destroyed, because NCCL waits for the graphs that hold its collectives.
 
     Attributes:
         device: The device.
