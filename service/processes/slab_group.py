@@ -74,7 +74,14 @@ class _Running:
     """A command that runs, and the seconds that it has left: those that the event loop ran, so a pause of all is none."""
 
     def __init__(self, seconds: float) -> None:
-        self.seconds = self.left = seconds
+        self.left = seconds
+        self.late = f"a command did not end within {seconds:.0f} s"
+        """What is wrong once none is left."""
+
+    def fail(self, error: Exception, seconds: float) -> None:
+        """The first rank failed: the others fail too, or wait for it in vain."""
+        self.left = min(self.left, seconds)
+        self.late = f"rank 0 failed: {_named(error)}; the others did not end within {seconds:.0f} s"
 
 
 def join(launch: Launch, device: torch.device) -> None:
@@ -168,7 +175,7 @@ class SlabGroup:
             if running := self._running:
                 running.left -= HEARTBEAT_SECONDS
                 if running.left <= 0:
-                    self.lost = f"a command did not end within {running.seconds:.0f} s"
+                    self.lost = running.late
             else:
                 # A rank that ended is found next time.
                 with suppress(OSError):
@@ -228,14 +235,18 @@ class SlabGroup:
             self._hang_seconds + limit,
         )
         seconds = time.perf_counter() - began
-        failed = [answer.error for answer in answers if isinstance(answer, Failed)]
+        failed = [
+            f"rank {rank.number} failed: {answer.error}"
+            for rank, answer in zip(self._ranks, answers, strict=True)
+            if isinstance(answer, Failed)
+        ]
         if isinstance(mine, Exception):
             same = f"{type(mine).__name__}:"
             if all(isinstance(a, Failed) and a.error.startswith(same) for a in answers):
                 raise mine
-            raise self._lose(f"{type(mine).__name__} on rank 0 only") from mine
+            raise self._lose(", ".join([f"rank 0 failed: {_named(mine)}", *failed])) from mine
         if failed:
-            raise self._lose(failed[0])
+            raise self._lose(", ".join(failed))
         if len(self._known) == _MAX_KNOWN:
             self._known.clear()
         self._known[key] = seconds / field_steps
@@ -276,8 +287,7 @@ class SlabGroup:
                 mine = own()
             except Exception as error:
                 mine = error
-                # The others fail too, or wait for this rank in vain.
-                self._running.left = min(self._running.left, self._hang_seconds)
+                self._running.fail(error, self._hang_seconds)
             return mine, [
                 self._decoder.decode(rank.connection.recv_bytes()) for rank in self._ranks
             ]
@@ -326,6 +336,10 @@ class SlabGroup:
         labels = self.name, str(rank)
         self._metrics.rank_seconds.labels(*labels).inc(seconds)
         self._metrics.rank_memory.labels(*labels).set(memory_bytes)
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _addresses(memory: NDArray[np.uint8]) -> range:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from multiprocessing import Pipe
 from pathlib import Path
@@ -27,7 +28,6 @@ from turbofno.service.processes.slab_model import LARGE, SlabModel
 from turbofno.service.settings import Settings
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Iterator
 
 SETTINGS = Settings(frontends=1, devices="cpu+cpu")
@@ -73,20 +73,45 @@ def test_an_error_that_all_ranks_have_is_the_error_of_the_command() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "own_fails"),
+    ("answer", "own_fails", "why"),
     [
-        (Failed("RuntimeError: why"), False),
-        (Failed("RuntimeError: why"), True),
-        (Done(0.0, 0.0, 0), True),
-        (None, False),
+        (Failed("RuntimeError: why"), False, "rank 1 failed: RuntimeError: why"),
+        (
+            Failed("RuntimeError: why"),
+            True,
+            "rank 0 failed: MemoryError: no memory, rank 1 failed: RuntimeError: why",
+        ),
+        (Done(0.0, 0.0, 0), True, "rank 0 failed: MemoryError: no memory"),
+        (None, False, "a rank ended"),
     ],
 )
-def test_a_group_whose_ranks_differ_is_lost(answer: Answer | None, own_fails: bool) -> None:
+def test_a_group_whose_ranks_differ_is_lost(
+    answer: Answer | None, own_fails: bool, why: str
+) -> None:
     group = group_whose_other_rank_answers(answer, failing if own_fails else lambda: 0.0)
     with pytest.raises(DeviceLost) as raised:
         group.run(*PREDICT, key=0, field_steps=1)
     assert raised.value.headers["Retry-After"] == "1"
-    assert group.lost
+    assert group.lost == why
+
+
+def test_a_group_that_waits_for_a_failed_first_rank_is_lost_for_its_reason() -> None:
+    async def lost() -> str:
+        group = SlabGroup(LAUNCH, torch.device("cpu"), Metrics())
+        group._hang_seconds = 0.1
+        group.slabs.predict = lambda *_: failing()  # type: ignore[method-assign]
+        ours, theirs = Pipe()
+        process = SimpleNamespace(wait=asyncio.Event().wait, returncode=None)
+        group._ranks = [_Rank(1, cast("asyncio.subprocess.Process", process), ours)]
+        command = asyncio.create_task(asyncio.to_thread(group.run, *PREDICT, key=0, field_steps=1))
+        await group.watch()
+        theirs.close()
+        with pytest.raises(DeviceLost):
+            await command
+        return group.lost
+
+    why = asyncio.run(lost())
+    assert why == "rank 0 failed: MemoryError: no memory; the others did not end within 0 s"
 
 
 def test_a_model_that_another_rank_cannot_load_is_refused_with_its_reason() -> None:
