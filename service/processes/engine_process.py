@@ -363,7 +363,11 @@ async def run(launch: Launch) -> int:
     if launch.settings.triton_metrics:
         metrics.registry.register(TritonMetrics(metrics))
     capacity = QueueCapacity(launch.settings, metrics)
-    group = await SlabGroup.start(launch, metrics) if len(launch.devices) > 1 else None
+    try:
+        group = await SlabGroup.start(launch, metrics) if len(launch.devices) > 1 else None
+    except RuntimeError as error:
+        logger.error("the ranks of %s have not joined: %s", launch.name, error)
+        return 1
     engine = LocalEngine(launch.settings, metrics, capacity, launch.recovery, group)
     engine.start()
     device = resolve_device(launch.settings.device)

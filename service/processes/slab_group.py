@@ -131,7 +131,12 @@ class SlabGroup:
 
     @classmethod
     async def start(cls, launch: Launch, metrics: Metrics) -> SlabGroup:
-        """Start the other ranks and join them. Raises ValueError if a device or a rank cannot be used."""
+        """Start the other ranks and join them.
+
+        Raises:
+            ValueError: a device cannot be used.
+            RuntimeError: a rank ended, or they did not join in time; another start may succeed.
+        """
         devices = [resolve_device(name) for name in launch.devices]
         group = cls(launch, devices[0], metrics)
         # Like other shared memory here it has no name, so nothing stays behind.
@@ -141,14 +146,17 @@ class SlabGroup:
             for rank, device in enumerate(launch.devices[1:], 1):
                 settings = launch.settings.model_copy(update={"device": device})
                 group._ranks.append(await _started(replace(launch, rank=rank, settings=settings)))
-            for rank, _, connection in group._ranks:
+            for _, process, connection in group._ranks:
                 try:
                     await asyncio.to_thread(connection.recv_bytes)
                 except (EOFError, OSError):
-                    raise ValueError(
-                        f"rank {rank} on {devices[rank]} did not start; the lines above say why"
-                    ) from None
-            await asyncio.to_thread(join, launch, devices[0])
+                    if await process.wait() == os.EX_CONFIG:
+                        raise ValueError(f"{group._ended()}; the lines above say why") from None
+                    raise RuntimeError(group._ended()) from None
+            try:
+                await asyncio.to_thread(join, launch, devices[0])
+            except RuntimeError as error:
+                raise RuntimeError(group._ended() or str(error)) from error
         except BaseException:
             await group.close()
             raise
@@ -182,12 +190,16 @@ class SlabGroup:
                     self._send()
         # A command may have failed on it first.
         if await ended():
-            self.lost = ", ".join(
-                f"rank {number} on {self.devices[number]} ended with status {process.returncode}"
-                for number, process, _ in self._ranks
-                if process.returncode is not None
-            )
+            self.lost = self._ended()
         logger.error("the group of %s is lost: %s", self.name, self.lost)
+
+    def _ended(self) -> str:
+        """Which ranks have ended; empty if none has."""
+        return ", ".join(
+            f"rank {number} on {self.devices[number]} ended with status {process.returncode}"
+            for number, process, _ in self._ranks
+            if process.returncode is not None
+        )
 
     async def close(self) -> None:
         for rank in self._ranks:

@@ -10,7 +10,7 @@ import os
 import signal
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -361,6 +361,21 @@ def test_another_engine_goes_on_and_nothing_is_left_at_the_end(models: Models) -
         assert service.process.wait(20) == 0
         until(lambda: all(map(gone, left)), 5)
     assert sum("the group of engine-0 is lost: rank 1 on cpu" in line for line in service.log) == 1
+
+
+def test_a_rank_that_is_killed_while_it_starts_costs_another_start(models: Models) -> None:
+    with running(models.root, devices="cpu+cpu", frontends=1) as service:
+
+        def killed() -> bool:
+            with suppress(KeyError, ValueError, OSError):
+                os.kill(rank_of(service), signal.SIGKILL)
+                return True
+            return False
+
+        until(killed, 60)
+        service.until_ready(90, processes=2)
+    why = "the ranks of engine-0 have not joined: rank 1 on cpu ended with status -9"
+    assert sum(why in line for line in service.log) == 1
 
 
 def test_a_device_that_there_is_not_fails_the_start_with_its_reason(models: Models) -> None:
