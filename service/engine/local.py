@@ -116,6 +116,10 @@ class LocalEngine:
             await self._scheduler.close(within=within)
             self._repository.close()
 
+    def lose_device(self, failure: str) -> None:
+        """Fail everything, now and from now on, for a reason that the device thread may not find."""
+        self._scheduler.lose_device(failure)
+
     def recovery_records(self) -> tuple[RecoveryRecord, ...]:
         """Records for an engine that replaces this one if the process dies."""
         return self._repository.recovery_records()

@@ -162,6 +162,11 @@ class Scheduler:
         if not await asyncio.to_thread(self._worker.stop, timeout=STOP_SECONDS):
             logger.warning("the device thread is still busy and was left behind")
 
+    def lose_device(self, failure: str) -> None:
+        """Fail everything, now and from now on."""
+        self.failure = failure
+        self._fail_all()
+
     def _schedule_pump(self) -> None:
         # Deferred, so that requests of the same event-loop iteration share a batch.
         if self._in_flight < self._max_in_flight and not self._pump_scheduled:
@@ -275,7 +280,7 @@ class Scheduler:
         # It may have freed models, or captured graphs that evicted others.
         self._short_starts.forget()
         if isinstance(result, DeviceLost):
-            self._lose_device(result.message)
+            self.lose_device(result.message)
         if future.done():
             return
         if isinstance(result, BaseException):
@@ -320,7 +325,7 @@ class Scheduler:
             self._memory_limits.lower(report.slices[0].ticket.kind.bucket, report)
         for error in report.errors.values():
             if isinstance(error, DeviceLost):
-                self._lose_device(error.message)
+                self.lose_device(error.message)
 
     def _record(self, report: BatchReport, answered: int) -> None:
         """Count a batch and the fields of the tickets that it completed."""
@@ -342,11 +347,6 @@ class Scheduler:
         self._capacity.note_batch(model, full, report.device_seconds)
         self._batcher.note_ran(report.slices, report.device_seconds)
         self._loop.call_soon(self._on_batch, report)
-
-    def _lose_device(self, failure: str) -> None:
-        """Fail everything, now and from now on."""
-        self.failure = failure
-        self._fail_all()
 
     def _fail_all(self) -> None:
         self._over = True

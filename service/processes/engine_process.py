@@ -23,7 +23,7 @@ from turbofno.service.processes.channel import Channel, new_endpoint
 from turbofno.service.processes.liveness import LivenessPipe
 from turbofno.service.processes.memory import AttachedMemory
 from turbofno.service.processes.rollout_ring import Writer
-from turbofno.service.processes.slab_group import SlabGroup
+from turbofno.service.processes.slab_group import LOST, SlabGroup
 from turbofno.service.runtime.device import resolve_device
 from turbofno.service.runtime.page_locked import lock
 from turbofno.service.system import keep_models
@@ -394,6 +394,9 @@ async def run(launch: Launch) -> int:
     if group is not None:
         # First, so that the device thread waits for no rank any more.
         await group.close()
+        if group.lost:
+            # Else those that wait would be told that the service stopped.
+            engine.lose_device(LOST)
     # Errors that this sets are still sent.
     await engine.close(within=0.0)
     await asyncio.sleep(0)

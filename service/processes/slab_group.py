@@ -54,6 +54,8 @@ logger = logging.getLogger(__name__)
 
 START_SECONDS = 60.0
 """Most time to join, and to make tables, connections and CUDA graphs for a new grid."""
+LOST = "a device of this engine's group was lost, and the engine is started again; retry"
+"""What clients are told of a lost group."""
 _PATIENCE = 10.0
 """A command may take so many times as long as the last one like it."""
 _GUESSED_SECONDS = 10.0
@@ -310,10 +312,7 @@ class SlabGroup:
 
     def _lose(self, why: str) -> DeviceLost:
         self.lost = self.lost or why
-        return DeviceLost(
-            "a device of this engine's group was lost, and the engine is started again; retry",
-            retry_after=1.0,
-        )
+        return DeviceLost(LOST, retry_after=1.0)
 
     def _note(self, method: str, *arguments: object) -> None:
         # Sent later: this may run in garbage collection, on any thread.

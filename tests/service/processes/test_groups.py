@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import signal
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -342,6 +343,24 @@ def test_a_rank_that_hangs_takes_its_group_down(service: Service, models: Models
         assert models.asked(service, "cut-2d", fields) == "503"
     assert models.asked(service, "cut-2d", fields) == "right"
     everything_is_given_back(service)
+
+
+def test_requests_that_wait_for_a_lost_group_are_not_told_that_the_service_stopped(
+    service: Service,
+) -> None:
+    body = as_npy(noise(8, 1, 128, 128))
+
+    def told(_: int) -> str:
+        with service.client() as client:
+            answer = client.post("/v1/models/cut-2d:predict", content=body, headers=NPY)
+        return "" if answer.status_code == 200 else str(answer.json()["detail"])
+
+    with ThreadPoolExecutor(8) as pool, until_replaced(service):
+        asked = [pool.submit(told, i) for i in range(8)]
+        time.sleep(0.03)
+        os.kill(rank_of(service), signal.SIGKILL)
+        details = Counter(one.result(60) for one in asked)
+    assert not [detail for detail in details if "service stopped" in detail], details
 
 
 def test_another_engine_goes_on_and_nothing_is_left_at_the_end(models: Models) -> None:
