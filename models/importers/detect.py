@@ -58,7 +58,7 @@ class Checkpoint:
     """The content of a foreign checkpoint.
 
     `settings` are the constructor's arguments, if they are known; `metadata` is PhysicsNeMo's metadata.json;
-    `pickled` is what a pickled module of the original scripts shows.
+    `pickled` is what a pickled module of the original scripts shows; `format_given` is True if the user named the format.
     """
 
     format: Format
@@ -68,6 +68,7 @@ class Checkpoint:
     metadata: dict[str, Any] | None = None
     pickled: Pickled | None = None
     read_from: tuple[str, ...] = ()
+    format_given: bool = False
 
 
 def read_checkpoint(path: Path, forced: Format | None = None) -> Checkpoint:
@@ -83,9 +84,8 @@ def read_checkpoint(path: Path, forced: Format | None = None) -> Checkpoint:
     """
     if not path.exists():
         raise FileNotFoundError(f"the file or folder {path} does not exist")
-    if path.is_dir():
-        return _read_folder(path, forced)
-    return _read_file(path, forced)
+    checkpoint = (_read_folder if path.is_dir() else _read_file)(path, forced)
+    return replace(checkpoint, format_given=forced is not None)
 
 
 def convert(checkpoint: Checkpoint, options: Options) -> Imported:
@@ -147,6 +147,7 @@ def _convert(checkpoint: Checkpoint, options: Options) -> Imported:
                 tensors,
                 options,
                 script="pdebench" if checkpoint.format == "pdebench" else None,
+                may_be_pdebench=not checkpoint.format_given,
                 pickled=checkpoint.pickled,
             )
 

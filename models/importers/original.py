@@ -108,6 +108,7 @@ def import_original(
     options: Options,
     *,
     script: Script | None = None,
+    may_be_pdebench: bool = True,
     pickled: Pickled | None = None,
 ) -> Imported:
     """Convert a network of the original scripts.
@@ -116,6 +117,7 @@ def import_original(
         tensors: its state dict; a prefix of all keys, such as `module.`, is removed.
         options: overrides of the recipe.
         script: the script whose recipe applies; None: by the setting `script` or the keys, if one script alone writes them.
+        may_be_pdebench: False if the user said that the network is of an original script.
         pickled: what the pickled module of the tensors shows; None: without a module.
 
     Raises:
@@ -127,7 +129,7 @@ def import_original(
     source = Tensors({key.removeprefix("conv1."): t for key, t in plain.items()}
                      if found.generation == "A" else plain)  # fmt: skip
     norms = {} if pickled is None else pickled.norms
-    script = _script(found, options, script)
+    script = _script(found, options, script, may_be_pdebench=may_be_pdebench)
     usual = _recipe(found, script)
     padding = None if pickled is None else pickled.padding
     if padding is not None and any(usual.padding) and options.given.get("padding") is None:
@@ -227,14 +229,16 @@ def _find(tensors: Mapping[str, Tensor]) -> _Found:
     )
 
 
-def _script(found: _Found, options: Options, script: Script | None) -> Script:
+def _script(
+    found: _Found, options: Options, script: Script | None, *, may_be_pdebench: bool
+) -> Script:
     """The script whose recipe applies. Several write the same keys and shapes, and their forks mix what they do."""
     if script is not None:
         return script
     own = _SCRIPTS[found.n_dim]
     if options.text("script") is not None:
         return options.choice("script", own, own[0])
-    of_pdebench = found.generation == "B" and not found.flat_skips
+    of_pdebench = may_be_pdebench and found.generation == "B" and not found.flat_skips
     candidates: tuple[Script, ...] = (*own, "pdebench") if of_pdebench else own
     if len(candidates) == 1:
         return candidates[0]

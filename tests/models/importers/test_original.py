@@ -164,6 +164,20 @@ def test_the_training_dict_of_pdebench_is_asked_about(tmp_path: Path) -> None:
     assert convert(forced, Options()).format == "PDEBench FNO"
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_network_that_is_said_to_be_original_is_not_asked_about(n: int, tmp_path: Path) -> None:
+    torch.save(Script("B", (3,) * n, 4, 1, 1).state_dict(), tmp_path / "model.pt")
+    imported = convert(read_checkpoint(tmp_path / "model.pt", "original"), Options())
+    assert imported.format == f"original script fourier_{n}d, generation B"
+
+
+def test_between_original_scripts_pdebench_is_no_answer(tmp_path: Path) -> None:
+    torch.save(Script("B", (3, 3), 4, 1, 1).state_dict(), tmp_path / "model.pt")
+    with pytest.raises(ImportRefused, match="script=fourier_2d_time") as refused:
+        convert(read_checkpoint(tmp_path / "model.pt", "original"), Options())
+    assert "pdebench" not in str(refused.value)
+
+
 def test_another_script_with_the_same_keys_is_named() -> None:
     model, _ = drawn("B", 1, {})
     options = Options({**BURGERS})
