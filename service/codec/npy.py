@@ -154,13 +154,13 @@ def _read_array(data: bytes | memoryview, *, name: str) -> Array:
     if bytes(view[:6]) != _MAGIC or len(view) < 10:
         raise BadRequest(f"{name} is not an .npy file: write it with numpy.save")
     major, minor = view[6], view[7]
+    if major not in (1, 2, 3):
+        raise BadRequest(f"{name} has .npy format version {major}, expected 1, 2 or 3")
     if minor:
         raise BadRequest(
             f"{name} has .npy format version {major}.{minor}, expected {major}.0: curl -d leaves zero bytes out, use "
             "--data-binary"
         )
-    if major not in (1, 2, 3):
-        raise BadRequest(f"{name} has .npy format version {major}, expected 1, 2 or 3")
     width = 2 if major == 1 else 4
     start = 8 + width
     length = int.from_bytes(view[8:start], "little")

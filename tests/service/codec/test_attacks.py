@@ -175,6 +175,11 @@ def test_an_npy_file_that_curl_sent_as_text_names_the_option_for_binary_data() -
         npy.decode_npy(as_text)
 
 
+def test_an_unknown_npy_version_names_those_that_are_read() -> None:
+    with pytest.raises(BadRequest, match="version 9, expected 1, 2 or 3"):
+        npy.decode_npy(b"\x93NUMPY\x09\x01" + b"\0" * 8)
+
+
 def test_npz_bomb_is_refused_before_it_inflates() -> None:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
