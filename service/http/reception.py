@@ -17,7 +17,7 @@ class Reception(asyncio.BufferedProtocol):
 
     def __init__(self, edge: Edge, place: memoryview, start: int) -> None:
         """`place` is for the whole body, of which `start` bytes have come already, elsewhere."""
-        # Weak, since uvloop's transport keeps a protocol that it had; over TLS it may tell that one that the connection is lost.
+        # Weak, since uvloop's transport keeps a protocol that it had; over TLS it may announce a lost connection to that one.
         self._edge: Edge = weakref.proxy(edge)
         self._place = place
         self._start = self._stop = start
