@@ -65,7 +65,8 @@ def check(description: FNODescription) -> None:
         if scaling is not None:
             _check_scaling(what, scaling, channels)
     scalings = [of for of in (description.inputs, description.outputs) if of is not None]
-    if len({of.mean.shape[1:] for of in scalings if of.mean.ndim > 1}) > 1:
+    one_grid = all(step.out_size is None for step in spectral)
+    if one_grid and len({of.mean.shape[1:] for of in scalings if of.mean.ndim > 1}) > 1:
         raise ChainRefused("the means of its inputs and outputs are fields on different grids")
 
 

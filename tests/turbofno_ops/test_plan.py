@@ -311,6 +311,23 @@ def test_inconsistent_descriptions_are_refused() -> None:
         check(replace(description, blocks=((spectral,), (line,))))
 
 
+def test_fields_of_normalisation_may_lie_on_the_two_grids_of_a_network() -> None:
+    one = PointwiseMap(torch.ones(1, 1))
+    inputs, outputs = (Scaling(torch.rand(1, n, n), torch.rand(1, n, n) + 1) for n in (8, 16))
+    finer = Spectral(torch.ones(1, 1, 4, 3) + 0j, out_size=lambda size: tuple(2 * n for n in size))
+    plain = FNODescription(
+        1,
+        (one,),
+        ((finer,),),
+        (one,),
+        resample=lambda x, size: torch.nn.functional.interpolate(x, size=size),
+    )
+    x = torch.randn(2, 1, 8, 8)
+    expected = compile_fno(plain, device="cpu")((x - inputs.mean) / inputs.std)
+    scaled = compile_fno(replace(plain, inputs=inputs, outputs=outputs), device="cpu")
+    torch.testing.assert_close(scaled(x), expected * outputs.std + outputs.mean)
+
+
 def test_misuse_is_explained() -> None:
     description = network(PLAIN).description()
     with pytest.raises(ValueError, match="'fp32', 'tf32', 'bf16'"):
