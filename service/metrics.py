@@ -254,12 +254,15 @@ class Metrics:
         GCCollector(registry=self.registry)
 
     def serve(self, model: str, version: str) -> None:
-        """Create the counters of a model at zero: rate() misses the first event of a counter that starts with it."""
+        """Create the series of a model at zero: rate() misses the first event of a counter that starts with it, and an
+        autoscaler has no data before the first request.
+        """
         self.models.add((model, version))
         for protocol in ("predict", "oip", "rollout", "vjp"):
             self.requests.labels(model, version, protocol, 200)
         for counter in (self.fields, self.gradients, self.rollout_steps, self.out_of_memory_splits):
             counter.labels(model, version)
+        self.queue_depth.labels(model, version)
         for outcome in ROLLOUT_OUTCOMES:
             self.rollouts_ended.labels(model, version, outcome)
         for reason in WARNING_REASONS:

@@ -104,9 +104,6 @@ class QueueCapacity:
             return False
         if not at_once:
             self._count(kind, fields, ahead)
-        elif kind.bucket[:2] not in self._waiting:
-            # The metric of waiting fields begins with the first batch, as 0.
-            self._count(kind, 0, 0)
         return True
 
     def restore(self, tickets: Sequence[Ticket]) -> None:

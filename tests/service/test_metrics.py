@@ -126,7 +126,7 @@ def test_a_removed_child_leaves_the_cache() -> None:
     assert [sample.value for sample in gauge.collect()[0].samples] == [4]
 
 
-def test_counters_of_a_model_exist_before_anything_happens() -> None:
+def test_series_of_a_model_exist_before_anything_happens() -> None:
     metrics = Metrics()
     read = metrics.registry.get_sample_value
     assert read("turbofno_rejections_total", {"reason": "unauthorized", "model": ""}) == 0
@@ -138,6 +138,8 @@ def test_counters_of_a_model_exist_before_anything_happens() -> None:
     assert read("turbofno_rejections_total", {"reason": "queue_full", "model": "m"}) == 0
     for name in ("fields", "gradients", "rollout_steps", "out_of_memory_splits"):
         assert read(f"turbofno_{name}_total", labels) == 0
+    # The autoscaler's: without it an idle pod has no data.
+    assert read("turbofno_queue_depth", labels) == 0
     answered = {**labels, "protocol": "oip", "code": "200"}
     assert read("turbofno_requests_total", answered) == 0
     for name in ("request_success", "count", "exec_count", "pending_request_count"):
