@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 from tests.deploy.smoke import smoke
-from tests.e2e.server_process import free_port
+from tests.e2e.server_process import ServerProcess, free_port
+from tests.service.tiny import save_tiny
 
 
 def test_unreachable_service_fails() -> None:
@@ -36,3 +38,12 @@ def test_unready_service_fails_with_the_reason() -> None:
         thread.join()
     assert done.returncode == 1
     assert "model m is LOADING" in done.stderr
+
+
+def test_a_model_whose_fields_are_too_large_for_json_is_well(tmp_path: Path) -> None:
+    save_tiny(tmp_path / "repository")
+    limit = ("--max-json-bytes", "300")
+    with ServerProcess(tmp_path / "repository", tmp_path / "log", *limit) as server:
+        done = smoke(server.url)
+    assert done.returncode == 0, done.stderr
+    assert "(a field is too large for JSON)" in done.stdout
