@@ -16,7 +16,7 @@ from tests.e2e.server_process import ROOT
 from tests.service.http.fake_engine import FakeEngine
 from turbofno.service.app import create_app
 from turbofno.service.http.guard import Guard
-from turbofno.service.settings import ENV_PREFIX, Settings
+from turbofno.service.settings import ENV_PREFIX, MIB, Settings
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 VERSIONS = ("1.30.0", "1.37.0")
@@ -168,6 +168,20 @@ def test_each_requests_its_device_and_the_image_for_it(folder: str, gpu: str | N
         {gpu: "1"} if gpu else {}
     )
     assert container(folder)["image"].endswith("-cuda" if gpu else "-cpu")
+
+
+def test_the_memory_limit_on_a_cpu_covers_what_the_settings_allow() -> None:
+    """As docs/how-to/tune.md plans it: otherwise one batch of gradients ends the pod, and with it all other requests."""
+    ready, settings = 512 * MIB, Settings(device="cpu")
+    most = (
+        ready
+        + settings.max_inflight_bytes
+        + 3 * settings.max_batch_bytes
+        + 1.5 * settings.max_gradient_bytes
+    )
+    limit = container("overlays/cpu")["resources"]["limits"]["memory"]
+    assert limit.endswith("Gi")
+    assert int(limit.removesuffix("Gi")) * 1024 * MIB >= most
 
 
 def test_operator_rules_match_the_alert_rules() -> None:
