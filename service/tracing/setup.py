@@ -63,7 +63,8 @@ def span_processors() -> list[SpanProcessor]:
 
     known = entry_points(group="opentelemetry_traces_exporter")
     chosen = []
-    for name in os.environ.get("OTEL_TRACES_EXPORTER", "otlp").split(","):
+    # An empty variable counts as not set, as OpenTelemetry specifies.
+    for name in (os.environ.get("OTEL_TRACES_EXPORTER") or "otlp").split(","):
         wanted = name.strip()
         if wanted == "none":
             continue

@@ -106,6 +106,12 @@ def test_exporters_can_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert setup.span_processors() == []
 
 
+def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "")
+    [processor] = setup.span_processors()
+    processor.shutdown()
+
+
 def test_front_end_and_engine_process_write_one_trace_and_send_it_before_they_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
