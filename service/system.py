@@ -70,11 +70,38 @@ def keep_freed_memory(most: int = 1 << 30) -> None:
     Within that the process keeps the size that its largest batch needed. Environment variables `MALLOC_*` take precedence. Other C
     libraries have no mallopt and are unchanged.
     """
-    # Windows has no library of the process itself to look in.
-    mallopt = None if os.name == "nt" else getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = _of_libc("mallopt")
     for parameter, variable, value in ((-1, "MALLOC_TRIM_THRESHOLD_", most), *_MALLOC):
         if mallopt is not None and variable not in os.environ:
             mallopt(parameter, value)
+
+
+class Gaps:
+    """Gaps of malloc's heap, which `keep_freed_memory` does not bound: batches of ever other sizes fit into none, and the
+    process would grow for ever.
+    """
+
+    def __init__(self, most: int = 1 << 30) -> None:
+        """`most` is by how much the process may grow before they are given back."""
+        self._most = most
+        self._resident = 0
+        """Bytes after the last time."""
+        self._trim = _of_libc("malloc_trim")
+
+    def give_back(self) -> None:
+        """Give them back to the system if the process has grown by more than the limit."""
+        if self._trim is not None and _resident_bytes() - self._resident > self._most:
+            self._trim(0)
+            self._resident = _resident_bytes()
+
+
+def _of_libc(name: str) -> Callable[..., int] | None:
+    # Windows has no library of the process itself to look in.
+    return None if os.name == "nt" else getattr(ctypes.CDLL(None), name, None)
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def with_descriptors(settings: Settings) -> Settings:

@@ -18,6 +18,7 @@ from turbofno.service.engine.runnable import Ran
 from turbofno.service.runtime import gradient
 from turbofno.service.runtime.replays import Replays
 from turbofno.service.runtime.small_batches import MOST_GRAPHS
+from turbofno.service.system import Gaps
 from turbofno_ops import ChainRefused, GraphCache, GraphRefused, ModuleGraphs, compile_fno
 from turbofno_ops.dispatch import last_backend
 
@@ -38,6 +39,8 @@ _MOST_GRAPHS = 64
 _LAYER_BYTES = 2 << 20
 """Most bytes of a layer's fields in a core's caches; larger batches are slower (`python -m benchmarks.caches`)."""
 
+
+_gaps = Gaps()
 
 EXECUTIONS: dict[Execution, str] = {
     "none": "not at all",
@@ -126,6 +129,8 @@ class Forward:
         """See `gradient.vjp`; through the module, whose layers are differentiable, always in float32."""
         with self._in_fp32():
             answer = gradient.vjp(self._module, rows, shapes)
+        if not self._on_gpu:
+            _gaps.give_back()
         return answer, Ran(last_backend(), "fp32", "module")
 
     def measure_gradient(self, field: torch.Tensor) -> GradientMemory:

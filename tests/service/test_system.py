@@ -235,3 +235,37 @@ def test_freed_memory_is_used_again_without_page_faults() -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     first, second = map(int, done.stdout.split())
     assert second < first / 10
+
+
+_RESIDENT_WITH_GAPS = """
+import os
+from pathlib import Path
+import numpy as np
+from turbofno.service.system import Gaps, keep_freed_memory
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+keep_freed_memory()
+gaps = Gaps(32 << 20)
+gaps.give_back()
+large, small = [], []
+for _ in range(8):
+    large.append(np.ones(16 << 20, np.uint8))
+    small.append(np.ones(64 << 10, np.uint8))  # keeps a gap from joining the next one
+before = resident()
+large.clear()
+kept = resident()
+gaps.give_back()
+print(before - kept, before - resident())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc_trim is glibc's")
+def test_gaps_of_the_heap_are_given_back_once_the_process_has_grown() -> None:
+    command = [sys.executable, "-c", _RESIDENT_WITH_GAPS]
+    environment = {name: value for name, value in os.environ.items() if "MALLOC" not in name}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    freed_at_once, freed = map(int, done.stdout.split())
+    assert freed_at_once < 8 << 20
+    assert freed > 100 << 20

@@ -24,6 +24,7 @@ from turbofno.service.errors import NotDifferentiable
 from turbofno.service.runtime.device_pipeline import open_pipeline
 from turbofno.service.runtime.forward import Forward
 from turbofno.service.runtime.gradient import measure, vjp
+from turbofno.service.system import Gaps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -256,6 +257,16 @@ def test_memory_is_flat_over_a_hundred_gradients(device: str) -> None:
     before = run(20)
     # A leak in each iteration would make it a hundred.
     assert run(100) - before < 40 * kept
+
+
+def test_gradients_on_a_cpu_give_the_gaps_that_they_left_in_the_heap_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[Gaps] = []
+    monkeypatch.setattr(Gaps, "give_back", lambda gaps: given.append(gaps))
+    module = tiny()
+    served(module, *inputs(module, 2, (32,)), "cpu")
+    assert len(given) == 1
 
 
 def test_finite_differences_agree(rng: random.Random) -> None:
