@@ -170,6 +170,16 @@ def test_each_requests_its_device_and_the_image_for_it(folder: str, gpu: str | N
     assert container(folder)["image"].endswith("-cuda" if gpu else "-cpu")
 
 
+@pytest.mark.parametrize(
+    ("folder", "batch"), [("overlays/cpu", 16), ("overlays/a100", 64), ("overlays/mig", 64)]
+)
+def test_a_pod_is_added_for_two_full_batches_in_the_queue(folder: str, batch: int) -> None:
+    [metric] = one(folder, "HorizontalPodAutoscaler")["spec"]["metrics"]
+    assert metric["pods"]["target"]["averageValue"] == str(2 * batch)
+    on_gpu = f"TURBOFNO_MAX_BATCH_SIZE={batch}" in (ROOT / "Dockerfile").read_text()
+    assert on_gpu or batch == Settings.model_fields["max_batch_size"].default
+
+
 def test_the_memory_limit_on_a_cpu_covers_what_the_settings_allow() -> None:
     """As docs/how-to/tune.md plans it: otherwise one batch of gradients ends the pod, and with it all other requests."""
     ready, settings = 512 * MIB, Settings(device="cpu")
