@@ -111,6 +111,11 @@ def check_tensor(op: str, name: str, value: torch.Tensor) -> None:
         )
 
 
+def has_tangent(tensor: torch.Tensor) -> bool:
+    """True if forward-mode differentiation is along this tensor."""
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
+
+
 def check_differentiation(op: str, *tensors: torch.Tensor | None) -> None:
     """Refuse the kinds of differentiation that registered ops do not support.
 
@@ -119,9 +124,7 @@ def check_differentiation(op: str, *tensors: torch.Tensor | None) -> None:
             torch.func, whose own error does not say what to do.
     """
     given = [tensor for tensor in tensors if tensor is not None]
-    if forward_ad._current_level >= 0 and any(
-        forward_ad.unpack_dual(tensor).tangent is not None for tensor in given
-    ):
+    if any(map(has_tangent, given)):
         raise NotImplementedError(
             f"{op} has no forward-mode derivative (torch.func.jvp, torch.autograd.forward_ad); use backward mode, "
             "as in torch.autograd.grad"

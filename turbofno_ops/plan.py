@@ -29,7 +29,7 @@ from turbofno_ops._stages import Stages
 from turbofno_ops._support import device_limits, gpu_refusal, product_refusal, program_refusal
 from turbofno_ops._tile_program import cached_operand_bytes
 from turbofno_ops._torch_stages import TorchStages
-from turbofno_ops._validation import check_precision
+from turbofno_ops._validation import check_precision, has_tangent
 from turbofno_ops._zero_channels import with_zero_channels
 from turbofno_ops.description import ChainRefused, FNODescription, Size, Spectral
 
@@ -106,7 +106,7 @@ class CompiledChain:
         channels = self._chain.in_channels
         if x.dtype != self.dtype:
             raise TypeError(f"the network was compiled for {self.dtype}, x is {x.dtype}")
-        if x.requires_grad and torch.is_grad_enabled():
+        if (x.requires_grad and torch.is_grad_enabled()) or has_tangent(x):
             raise ValueError(
                 "a compiled network computes no gradients: call it under torch.no_grad(), or differentiate the module"
             )

@@ -238,7 +238,9 @@ def _script(
     own = _SCRIPTS[found.n_dim]
     if options.text("script") is not None:
         return options.choice("script", own, own[0])
-    of_pdebench = may_be_pdebench and found.generation == "B" and not found.flat_skips
+    of_2021 = found.generation == "B" and not found.flat_skips
+    # batch norms are in PDEBench's networks in 3D, unused, and only there
+    of_pdebench = may_be_pdebench and of_2021 and found.has_batch_norm == (found.n_dim == 3)
     candidates: tuple[Script, ...] = (*own, "pdebench") if of_pdebench else own
     if len(candidates) == 1:
         return candidates[0]

@@ -310,6 +310,8 @@ class EngineServer:
     def _publish(self) -> None:
         statuses = self._engine.statuses()
         models = tuple(map(self._model_state, statuses))
+        known = {(status.name, status.version) for status in statuses}
+        self._published = {key: of for key, of in self._published.items() if key in known}
         state = messages.EngineState(self._engine.ready, models)
         queue = messages.QueueState(
             tuple((s.name, s.version, self._capacity.waiting(s.name, s.version)) for s in statuses),

@@ -118,11 +118,10 @@ def test_gradients_of_an_empty_batch_are_zero() -> None:
 
 
 def test_vectorised_jacobians_are_jacobians() -> None:
-    arguments = tuple(tensor.detach() for tensor in layer_arguments((6, 5), (3, 2)))
+    x, weight, skip, bias = (t.detach() for t in layer_arguments((6, 5), (3, 2)))
+    arguments = (x, weight, bias)
 
-    def layer(
-        x: torch.Tensor, weight: torch.Tensor, skip: torch.Tensor, bias: torch.Tensor
-    ) -> torch.Tensor:
+    def layer(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return fourier_layer(x, weight, skip_weight=skip, bias=bias, activation="silu")
 
     jacobian = torch.autograd.functional.jacobian

@@ -156,6 +156,8 @@ def test_gradients_are_refused_not_left_out() -> None:
     with pytest.raises(ValueError, match="computes no gradients"):
         torch.func.grad(lambda x: chain(x).sum())(x)
     with pytest.raises(ValueError, match="computes no gradients"):
+        torch.func.jvp(chain, (x,), (x,))
+    with pytest.raises(ValueError, match="computes no gradients"):
         chain(x.requires_grad_())
     with torch.no_grad():
         assert torch.equal(chain(x), expected)

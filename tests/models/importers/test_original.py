@@ -47,6 +47,7 @@ SCRIPTS: list[tuple[str, int, dict[str, object], dict[str, str]]] = [
     ("B", 2, {"padding": (9, 9)}, {"script": "fourier_2d"}),
     ("B", 2, {"batch_norm_parameters": True}, {"script": "fourier_2d_time"}),
     ("B", 3, {"padding": (0, 0, 6), "batch_norm_parameters": True}, {"script": "fourier_3d"}),
+    ("B", 3, {"padding": (0, 0, 6)}, {}),
     ("C", 1, {}, {}),
     ("C", 2, {"padding": (9, 9)}, {"script": "fourier_2d"}),
     ("C", 2, {"norm": "instance"}, {"script": "fourier_2d_time"}),
@@ -141,7 +142,7 @@ def test_a_file_that_two_scripts_write_needs_the_script(generation: str, inputs:
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_keys_of_pdebench_too_are_asked_about(n: int) -> None:
     """PDEBench's networks have the keys and shapes of the scripts of 2021, but other coordinates, and padding in 1D."""
-    state = Script("B", (3,) * n, 4, 1, 1).state_dict()
+    state = Script("B", (3,) * n, 4, 1, 1, batch_norm_parameters=n == 3).state_dict()
     with pytest.raises(ImportRefused) as refused:
         import_original(state, Options())
     kinds = {
@@ -152,6 +153,19 @@ def test_keys_of_pdebench_too_are_asked_about(n: int) -> None:
     }
     assert str(refused.value).endswith(kinds[n])
     assert import_original(state, Options(), script="pdebench").format == "PDEBench FNO"
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_keys_that_pdebench_does_not_write_are_not_asked_about_as_its(n: int) -> None:
+    """Its networks have batch norms in three dimensions, and only there."""
+    state = Script("B", (3,) * n, 4, 1, 1, batch_norm_parameters=n < 3).state_dict()
+    if n == 2:
+        with pytest.raises(ImportRefused) as refused:
+            import_original(state, Options())
+        assert "pdebench" not in str(refused.value)
+    else:
+        found = import_original(state, Options())
+        assert found.format == f"original script fourier_{n}d, generation B"
 
 
 def test_the_training_dict_of_pdebench_is_asked_about(tmp_path: Path) -> None:
