@@ -242,9 +242,9 @@ class Edge(HttpToolsProtocol):
                 data = self._without_upgrade() + data[upgrade.args[0] :]
                 self._expect_head()
             except httptools.HttpParserError as error:
-                # The parser's texts are its own: none repeats what was sent. Of a callback that fails it says nothing else.
-                fails = isinstance(error, httptools.HttpParserCallbackError)
-                why = "Invalid url" if fails else error
+                # The parser's texts are its own: none repeats what was sent, but that of a URL, inside a callback's error.
+                of_url = isinstance(error.__context__, httptools.HttpParserInvalidURLError)
+                why = "Invalid url" if of_url else error
                 self._refuse(400, "no_http", f"these bytes are no HTTP/1.1 request: {why}")
                 return False
             else:
