@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 START_SECONDS = 60.0
 """Most time to join, and to make tables, connections and CUDA graphs for a new grid."""
 LOST = "a device of this engine's group was lost, and the engine is started again; retry"
-"""What clients are told of a lost group."""
+"""The reason that clients get for a lost group."""
 _PATIENCE = 10.0
 """A command may take so many times as long as the last one like it."""
 _GUESSED_SECONDS = 10.0
@@ -78,7 +78,7 @@ class _Running:
     def __init__(self, seconds: float) -> None:
         self.left = seconds
         self.late = f"a command did not end within {seconds:.0f} s"
-        """What is wrong once none is left."""
+        """The error once none is left."""
 
     def fail(self, error: Exception, seconds: float) -> None:
         """The first rank failed: the others fail too, or wait for it in vain."""

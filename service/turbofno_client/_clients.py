@@ -86,7 +86,7 @@ def _streaming_async(
 class _Connection(Generic[HttpT]):
     _http_class: type[HttpT]
     _owner: Callable[[], object]
-    """What its connections belong to."""
+    """Returns the process, and the event loop if any, to which connections belong."""
 
     def __init__(
         self,

@@ -87,7 +87,7 @@ def test_sync_client_is_shared_by_threads_over_real_connections(live_url: str) -
 
 
 def _in_a_fork(call: Callable[[], object]) -> str:
-    """What the call returns in a forked process, or the name of its exception."""
+    """Return the call's result in a forked process as text, or the name of its exception."""
     reader, writer = os.pipe()
     if not (child := os.fork()):
         try:
@@ -118,7 +118,7 @@ def test_a_forked_process_does_not_share_the_connections_of_its_parent(live_url:
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_event_loops_one_after_the_other_share_an_asyncio_client(live_url: str) -> None:
-    """What Python says of the connections that a loop leaves open when it ends is ignored."""
+    """Python's warning of connections that a loop leaves open when it ends is ignored."""
     client = AsyncClient(live_url)
     for number in range(3):
         doubled = asyncio.run(client.predict("m", FIELD + number))

@@ -205,7 +205,7 @@ def test_other_activations_are_named(other: Any, says: str, tmp_path: Path) -> N
 
 
 def advised(refusal: ImportRefused, model: torch.nn.Module) -> Any:
-    """What the refusal says to save."""
+    """The state that the refusal says to save."""
     advice = str(refusal).partition("torch.save(")[2].partition(", path)")[0]
     return eval(advice, {"torch": torch, "model": model})
 
