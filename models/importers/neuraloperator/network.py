@@ -323,7 +323,9 @@ class Network:
             if name not in (None, "instance_norm"):
                 raise ImportRefused(f"norm={name}, but the checkpoint has no {prefix}0")
             return "none" if name is None else "instance_norm"
-        if self._settings.metadata.get("norm") == "instance_norm":
+        asked = self._settings.options.text("norm")
+        named = self._settings.metadata.get("norm") if asked is None else self._settings.get("norm")
+        if named == "instance_norm":
             raise ImportRefused(
                 f"norm=instance_norm, but the checkpoint has weights below {prefix}: instance norms with "
                 "weights are not supported"
@@ -337,11 +339,14 @@ class Network:
                 kinds.add(kind)
                 name = f"blocks.{i}.{('norm', 'mlp_norm')[j]}"
                 self.state[f"{name}.weight"], self.state[f"{name}.bias"] = scale, offset
-        if "group_norm" in kinds and self._settings.metadata.get("norm") == "batch_norm":
+        if "group_norm" in kinds and named == "batch_norm":
             raise ImportRefused(
                 f"norm=batch_norm, but the checkpoint has no running statistics below {prefix}: a batch norm that "
                 "takes those of each batch is not supported"
             )
+        found = "batch_norm" if "affine" in kinds else "group_norm"
+        if asked is not None and named != found:
+            raise ImportRefused(f"norm={asked}, but the checkpoint has {found}s in {prefix}0")
         return "affine" if "affine" in kinds else "group_norm"
 
 
@@ -372,7 +377,8 @@ def _refuse_unsupported(tensors: Tensors, settings: Settings) -> None:
             "complex_data=True is not supported: fields must be real (for complex ones, neuraloperator up to main keeps "
             "the highest instead of the lowest frequencies of the last axis)"
         )
-    if get("norm") == "ada_in":
+    # not its default: weights may show another norm
+    if settings.metadata.get("norm") == "ada_in":
         raise ImportRefused("norm=ada_in is not supported: it needs an embedding with every call")
     conv = get("conv_module")
     conv = getattr(conv, "qualified", conv)

@@ -179,3 +179,20 @@ def test_a_skip_that_the_tensors_show_may_be_named_but_not_changed() -> None:
     assert (arch.skip, arch.channel_mlp.skip) == ("linear", "soft-gating")
     says = "fno_skip=identity, but the checkpoint has linear skips in fno_blocks.fno_skips.0"
     refuse(tensors, None, says, fno_skip="identity")
+
+
+@pytest.mark.parametrize(
+    ("norm", "kept", "other"),
+    [("group_norm", "group_norm", "batch_norm"), ("batch_norm", "affine", "group_norm")],
+)
+def test_a_norm_that_the_tensors_show_may_be_named_but_not_changed(
+    norm: str, kept: str, other: str
+) -> None:
+    tensors = of(TheirFNO(**SMALL, norm=norm))
+    bare = import_neuraloperator(tensors, None, Options({}))
+    assert bare.architecture.norm == kept
+    assert not [line for line in bare.assumptions if line.startswith("norm=")]
+    named = import_neuraloperator(tensors, None, Options({"norm": norm}))
+    assert named.architecture.norm == kept
+    for wrong in ("none", "instance_norm", other):
+        refuse(tensors, None, f"norm={wrong}, but the checkpoint has", norm=wrong)
