@@ -32,9 +32,12 @@ Side = Literal["input", "output"]
 
 _INPUT = {"input", "in_normalizer", "x_normalizer", "a_normalizer", "x", "a", "in"}
 _OUTPUT = {"output", "out_normalizer", "y_normalizer", "u_normalizer", "y", "u", "out"}
-_VALUES = ("mean", "std", "eps", "assumed_eps", "mask", "a", "b")
-# mean, x_mean, output_std; not neuraloperator's squared_mean
+# min, max and var are read to be refused: a side that has nothing else would not be scaled
+_VALUES = ("mean", "std", "eps", "assumed_eps", "mask", "a", "b", "min", "max", "var")
+# mean, x_mean, output_std
 _NAME = re.compile(rf"(?:({'|'.join(sorted(_INPUT | _OUTPUT))})_)?({'|'.join(_VALUES)})")
+# target_mean; not neuraloperator's squared_mean, and not those of a batch norm
+_OTHER_NAME = re.compile(r"(?!squared_|running_).+_(mean|std)")
 # neuraloperator's default eps, which its classes add to std and their state dicts do not contain.
 _EPS = {"UnitGaussianNormalizer": 1e-7, "Normalizer": 1e-6}
 _STATE_DICT_EPS = 1e-7
@@ -224,7 +227,7 @@ def _read(path: Path) -> Any:
 
 
 def _numbers(content: Any, file: Path) -> dict[tuple[str, str], Tensor]:
-    """Every mean, std, eps, mask, a and b in `content`, by the name of its owner and its own."""
+    """Every value of `_VALUES` in `content`, by the name of its owner and its own."""
     found = {}
     for count, (path, value) in enumerate(_leaves(content, "", 0)):
         if count == _MAX_LEAVES:
@@ -234,6 +237,12 @@ def _numbers(content: Any, file: Path) -> dict[tuple[str, str], Tensor]:
         if match is not None:
             inside = ".".join(filter(None, (owner, match[1])))
             found[inside, match[2]] = as_tensor(value, f"{file}: {path}")
+        elif _OTHER_NAME.fullmatch(name):
+            value_name = name.rpartition("_")[2]
+            raise ImportRefused(
+                f"{file}: the name {path} does not say whether it is for input or output; call it "
+                f"input_{value_name} or output_{value_name}"
+            )
     return found
 
 
@@ -272,7 +281,9 @@ def _scaling(values: Mapping[str, Tensor], source: str, eps: float | None) -> Sc
         return Scaling(-values["b"] / values["a"], 1 / values["a"], f"{source} (range)")
     if not {"mean", "std"} <= set(values):
         names = ", ".join(name for name in values if name != "assumed_eps")
-        raise ImportRefused(f"{source} holds {names}, expected mean and std")
+        raise ImportRefused(
+            f"{source} holds {names}, expected mean and std (physical = normalised * std + mean)"
+        )
     if "mask" in values:
         raise ImportRefused(f"{source} has a mask, which is not supported")
     if values.get("eps", _ONE).numel() != 1:
