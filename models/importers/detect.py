@@ -238,8 +238,10 @@ def _read_torch(
     if not isinstance(content, dict):
         raise ImportRefused(f"{path} holds a {_kind(content)}, expected a state dict or a module")
     metadata = content.pop("_metadata", None)
-    if settings is None and isinstance(metadata, dict):
-        settings = metadata
+    if isinstance(metadata, dict):
+        if metadata_file is not None:
+            _refuse_other_metadata(settings or {}, metadata_file, metadata, path)
+        settings = settings or metadata
     others = [
         str(key)
         for key, value in content.items()
@@ -257,6 +259,19 @@ def _read_torch(
         )
     checkpoint = _from_tensors(path, content, settings, found, tuple(read_from))
     return replace(checkpoint, pickled=pickled)
+
+
+def _refuse_other_metadata(
+    settings: dict[str, Any], metadata_file: Path, metadata: dict[str, Any], path: Path
+) -> None:
+    """Refuse a metadata file that contradicts the metadata inside the state dict: it is of another network."""
+    for name, value in metadata.items():
+        # objects compare by their class, which their text shows
+        if name in settings and repr(settings[name]) != repr(value):
+            raise ImportRefused(
+                f"{metadata_file} has {name}={settings[name]!r}, but the network in {path.name} was saved with {value!r}: "
+                f"the two files are of different networks. If {path.name} is the right one, remove {metadata_file.name}"
+            )
 
 
 def _unread(training_state: dict[Any, Any], inside: str) -> str:

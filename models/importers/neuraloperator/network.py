@@ -129,7 +129,18 @@ class Network:
             block=block,
             last_block=last_block,
         )
+        self._refuse_other_sizes(arch)
         return _without_default_steps(arch)
+
+    def _refuse_other_sizes(self, arch: FNOArchitecture) -> None:
+        """Refuse arguments of another network: those that the tensors do not show would be wrong, too."""
+        for name in ("hidden_channels", "n_layers", "out_channels"):
+            named, size = self._settings.metadata.get(name), getattr(arch, name)
+            if named not in (None, size):
+                raise ImportRefused(
+                    f"the file's arguments have {name}={named}, but its tensors {size}: they are of different networks. "
+                    "Save both again, network.save_checkpoint(folder, name)"
+                )
 
     def _spectral_biases(self) -> list[torch.Tensor]:
         if self._old:
@@ -247,7 +258,9 @@ class Network:
         """True if coordinates are appended; fold ranges other than 0 to 1 into the lifting."""
         ranges = grid_ranges(self._settings.get("positional_embedding"), self._n_dim)
         in_channels = self._settings.get("in_channels")
-        if isinstance(in_channels, int):
+        if in_channels is not None:
+            if not isinstance(in_channels, int):
+                raise ImportRefused(f"in_channels={in_channels} must be a whole number")
             # in 0.3 the data processor appends the coordinates, and in_channels counts them
             expected = in_channels + (self._n_dim if ranges and not self._old else 0)
             if expected != lifted:

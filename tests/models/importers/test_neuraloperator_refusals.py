@@ -18,6 +18,7 @@ from tests.models.importers.neuraloperator_runs import (
     read_saved,
     spread,
 )
+from turbofno.models.importers.detect import read_checkpoint
 from turbofno.models.importers.neuraloperator import (
     import_neuraloperator,
     read_exactly,
@@ -79,6 +80,7 @@ def test_unknown_arguments_and_settings_are_named() -> None:
     refuse(tensors, {"n_modes": (4, 4, 4)}, "n_modes")
     refuse(tensors, {"n_modes": (8, 8)}, "exceeds the stored weights")
     refuse(tensors, {"in_channels": 2}, "in_channels=2")
+    refuse(tensors, None, "in_channels=one must be a whole number", in_channels="one")
     refuse(tensors, {"norm": "ada_in"}, "ada_in")
     refuse(tensors, {"conv_bias_kernel": 3}, "conv_bias_kernel")
     refuse(tensors, {"resolution_scaling_factor": [2, 1, 0, 1]}, "must have positive factors")
@@ -196,3 +198,24 @@ def test_a_norm_that_the_tensors_show_may_be_named_but_not_changed(
     assert named.architecture.norm == kept
     for wrong in ("none", "instance_norm", other):
         refuse(tensors, None, f"norm={wrong}, but the checkpoint has", norm=wrong)
+
+
+@pytest.mark.parametrize("name", ["hidden_channels", "n_layers", "out_channels"])
+def test_arguments_of_a_network_of_other_sizes_are_refused(name: str) -> None:
+    tensors = of(TheirFNO(**SMALL))
+    refuse(tensors, {name: 7}, f"the file's arguments have {name}=7, but its tensors [14]:")
+
+
+def test_a_metadata_file_of_another_network_is_refused(tmp_path: Path) -> None:
+    TheirFNO(**SMALL).save_checkpoint(tmp_path, "model")
+    read_checkpoint(tmp_path)
+    torch.save(
+        TheirFNO(**SMALL, domain_padding=0.25).state_dict(), tmp_path / "model_state_dict.pt"
+    )
+    says = "model_metadata.pkl has domain_padding=None, but the network in model_state_dict.pt was saved with 0.25"
+    with pytest.raises(ImportRefused, match=says):
+        read_checkpoint(tmp_path)
+    (tmp_path / "model_metadata.pkl").unlink()
+    settings = read_checkpoint(tmp_path).settings
+    assert settings is not None
+    assert settings["domain_padding"] == 0.25
