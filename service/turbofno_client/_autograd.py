@@ -105,7 +105,7 @@ def jax_function(
     import jax
 
     options: VjpOptions = {"version": version, "deadline": deadline, "priority": priority}
-    about = client.model(model)
+    about = client.model(model, version=version)
     rank = len(about["grid"]["training"])
     n_out = len(about["output"]["channels"])
 

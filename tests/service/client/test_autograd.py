@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import sys
 from typing import TYPE_CHECKING
+from unittest.mock import MagicMock
 
 import httpx
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad, functional
 
-from turbofno_client import Client, torch_function
+from turbofno_client import Client, jax_function, torch_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -103,3 +105,20 @@ def test_gradients_are_given_also_with_a_graph(served: Function, create_graph: b
     assert torch.equal(x.grad, expected)
     jacobian = functional.jacobian(served, X, create_graph=create_graph)
     assert torch.equal(jacobian, torch.diag(2 * X))
+
+
+def test_a_jax_function_takes_its_shapes_from_the_version_that_it_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    paths: list[str] = []
+
+    def describe(request: httpx.Request) -> httpx.Response:
+        paths.append(request.url.path)
+        about = {"name": "m", "grid": {"training": [3]}, "output": {"channels": [{"name": "u"}]}}
+        return httpx.Response(200, json=about)
+
+    monkeypatch.setitem(sys.modules, "jax", MagicMock())
+    with Client("http://test", transport=httpx.MockTransport(describe)) as client:
+        jax_function(client, "m", version=1)
+        jax_function(client, "m")
+    assert paths == ["/v1/models/m/versions/1", "/v1/models/m"]
