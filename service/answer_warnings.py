@@ -100,13 +100,20 @@ class AnswerWarnings:
         return found
 
 
-def _of_bounds(fields: Fields, channels: Sequence[Channel]) -> tuple[AnswerWarning, ...]:
+def of_interpolated(fields: Fields, config: ModelConfig) -> tuple[AnswerWarning, ...]:
+    """A warning if the input, interpolated to the training grid, is beyond its bounds there: Fourier series overshoot."""
+    return _of_bounds(fields, config.inputs, where="the input, interpolated to the training grid: ")
+
+
+def _of_bounds(
+    fields: Fields, channels: Sequence[Channel], where: str = ""
+) -> tuple[AnswerWarning, ...]:
     """A warning if a value is beyond its channel's physical bounds."""
     found = first_beyond(fields, channels)
     if found is None:
         return ()
     # without units, which a header may not be able to hold
-    return (AnswerWarning(BOUNDS, found.told()),)
+    return (AnswerWarning(BOUNDS, f"{where}{found.told()}"),)
 
 
 def of_horizon(config: ModelConfig, last: int) -> tuple[AnswerWarning, ...]:

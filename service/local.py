@@ -11,7 +11,7 @@ from turbofno.models.core.checkpoint import load_model
 from turbofno.models.core.registry import discover
 from turbofno.models.trust.signals import Signals
 from turbofno.models.verify.command import Verifiable
-from turbofno.service.answer_warnings import AnswerWarnings
+from turbofno.service.answer_warnings import AnswerWarnings, of_interpolated
 from turbofno.service.codec.fields import INPUT, arrays_from_fields, fields_from_arrays
 from turbofno.service.codec.grids import from_network, parse_output_grid, to_network
 from turbofno.service.engine.out_of_memory import out_of_memory
@@ -107,7 +107,10 @@ def predict_local(
     if grid is not None:
         answer = from_network(answer, grid, config)
     (values,) = arrays_from_fields(answer, config, form).values()
-    warned = AnswerWarnings(config, input_grid, grid).of_prediction(trust, answer)
+    warned = (
+        *of_interpolated(fields, config),
+        *AnswerWarnings(config, input_grid, grid).of_prediction(trust, answer),
+    )
     return LocalPrediction(values, config, tuple(one.text for one in warned))
 
 

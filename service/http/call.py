@@ -15,6 +15,7 @@ from turbofno.service.logs import accept_request_id
 from turbofno.service.pipeline.admission import ANYONE, UNCOUNTED, Admitted, Caller
 
 if TYPE_CHECKING:
+    from turbofno.service.answer_warnings import AnswerWarning
     from turbofno.service.http.parameters import Parameter
     from turbofno.service.http.served import Served
 
@@ -110,6 +111,8 @@ class Call:
     body_bytes: int
     warned: tuple[str, ...]
     """Reasons of the answer's warnings."""
+    of_interpolated: tuple[AnswerWarning, ...]
+    """The warnings of an input that was interpolated to the training grid."""
     steps: dict[str, float]
     """The steps that ran, of decode, queue, compute and encode, with their durations in seconds."""
     span: Any
@@ -144,6 +147,7 @@ class Call:
         self.caller, self.admitted, self.shed = ANYONE, UNCOUNTED, False
         self.protocol, self.model, self.version = "admin", "", ""
         self.fields, self.body_bytes, self.warned = 0, 0, ()
+        self.of_interpolated = ()
         self.span, self.trace = None, ""
 
     def renew(self, body: memoryview) -> None:

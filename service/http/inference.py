@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Awaitable, Sequence
 
-from turbofno.service.answer_warnings import AnswerWarning, AnswerWarnings
+from turbofno.service.answer_warnings import AnswerWarning, AnswerWarnings, of_interpolated
 from turbofno.service.codec.fields import answered_grid
 from turbofno.service.codec.grids import OUTPUT_GRID, Grid, from_network, to_network
 from turbofno.service.engine.interface import Fields, PredictRequest, PredictResult, Trust
@@ -55,6 +55,7 @@ async def _run_on_training_grid(
     started = time.perf_counter()
     heavy = fields.size + count * math.prod(config.grid.training) > _HEAVY_VALUES
     fields = await offload(heavy, to_network, fields, config)
+    call.of_interpolated = await offload(heavy, of_interpolated, fields, config)
     call.note("decode", started)
     result = await run_model(call, fields, priority=priority, seconds=seconds)
     # Here too: the client may leave during what follows.
@@ -109,7 +110,7 @@ async def warnings_of(
     """Note the warnings of a prediction with these signals and outputs, to be counted; return their texts."""
     heavy = known.reads_fields and heavy_to_encode(fields.size, as_json=False)
     found = await offload(heavy, known.of_prediction, trust, fields)
-    return count_warnings(call, found)
+    return count_warnings(call, (*call.of_interpolated, *found))
 
 
 def count_warnings(call: Call, warnings: Sequence[AnswerWarning]) -> tuple[str, ...]:

@@ -152,6 +152,19 @@ def test_predict_plot_without_matplotlib_fails_before_any_work(
     assert not out.exists()
 
 
+def test_predict_local_warns_of_an_input_beyond_its_bounds_once_interpolated(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, given = tiny_config("bounded"), tmp_path / "jump.npy"
+    (u0,) = config.inputs
+    config = config.model_copy(update={"inputs": (u0.model_copy(update={"minimum": 0.0}),)})
+    save_model(repository / "bounded", config, FNO(config.architecture).eval())
+    np.save(given, np.repeat(np.float32([0.0, 1.0]), 16)[None])
+    asked = ["--output-grid", "16", "-o", str(tmp_path / "out.npy"), "--local"]
+    assert cli.main(["predict", "bounded", str(given), *asked]) == 0
+    assert "warning: the input, interpolated to the training grid: " in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("repository")
 @pytest.mark.parametrize(
     ("array", "code", "expected"),

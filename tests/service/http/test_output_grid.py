@@ -265,6 +265,37 @@ def test_an_answer_beyond_a_physical_bound_warns_in_both_protocols() -> None:
     asyncio.run(run())
 
 
+def test_an_input_beyond_a_physical_bound_once_interpolated_warns_in_both_protocols() -> None:
+    """A Fourier series overshoots at a jump. The same values on the training grid are refused."""
+    jump = np.repeat(np.float32([0.0, 1.0]), 16)[None, None]
+
+    async def run() -> None:
+        async with serving() as (client, engine):
+            for key, config in engine.configs.items():
+                (u0,) = config.inputs
+                inputs = (u0.model_copy(update={"minimum": 0.0}),)
+                engine.configs[key] = config.model_copy(update={"inputs": inputs})
+            path, headers = PREDICT.format("tiny-1d"), {"Content-Type": NPY}
+            for grid in ("16", "32"):
+                answer = await client.post(
+                    f"{path}?output_grid={grid}", content=written(NPY, jump), headers=headers
+                )
+                warning = answer.headers["x-warning"]
+                words = "the input, interpolated to the training grid: field 0, channel 'u0', grid point ["
+                assert warning.startswith(words)
+                assert "expected at least 0, the physical bound" in warning
+            entry = {"name": "input", "shape": [1, 1, 32], "datatype": "FP32"}
+            entry["data"] = jump.reshape(-1).tolist()
+            asked = {"inputs": [entry], "parameters": {"output_grid": "16"}}
+            infer = await client.post(INFER.format("tiny-1d"), content=json.dumps(asked))
+            assert infer.json()["parameters"]["warning"].startswith(words)
+            inside = band_limited(jump, (16,), "periodic")
+            refused = await client.post(path, content=written(NPY, inside), headers=headers)
+            assert refused.status_code == 422
+
+    asyncio.run(run())
+
+
 def test_grid_warnings_compare_training_and_evaluated_grids_axis_by_axis() -> None:
     config = tiny_config(n_dim=2)
     (text,) = grid_warnings(config, (20, 20), None)
