@@ -28,11 +28,12 @@ def discover(root: Path) -> list[ModelLocation]:
     """Every model below `root`, sorted by name, then by version as a number.
 
     `root/NAME/config.json` is version 1 of NAME; `root/NAME/V/config.json`, V digits, is version V. Everything else is
-    skipped; with a warning a second version 1, names that are not UTF-8, and versions that are links out of both NAME and
-    `root`. NAME itself may be a link: only the operator can create it.
+    skipped; with a warning a second folder of a version, such as `02` beside `2`, names that are not UTF-8, folders that
+    cannot be read, and versions that are links out of both NAME and `root`. NAME itself may be a link: only the operator
+    can create it.
 
     Raises:
-        NotADirectoryError: `root` is not a folder.
+        OSError: `root` is not a folder, or cannot be read.
     """
     if not root.is_dir():
         raise NotADirectoryError(f"model repository {root} is not a folder")
@@ -40,8 +41,8 @@ def discover(root: Path) -> list[ModelLocation]:
     for folder in _utf8_entries(root):
         try:
             found += _models_in(folder, root)
-        except PermissionError as error:
-            # as lost+found, on a volume with a file system of its own
+        except OSError as error:
+            # as lost+found, on a volume with a file system of its own, or one that was renamed meanwhile
             logger.warning("%s is skipped: %s", folder, error)
     return sorted(found, key=lambda model: (model.name, int(model.version)))
 
@@ -49,14 +50,17 @@ def discover(root: Path) -> list[ModelLocation]:
 def _models_in(folder: Path, root: Path) -> list[ModelLocation]:
     if not folder.is_dir():
         return []
-    flat = (folder / CONFIG_FILE).is_file()
-    found = [ModelLocation(folder.name, "1", folder)] if flat else []
-    for version in version_folders(folder):
-        if flat and int(version.name) == 1:
-            logger.warning("%s is skipped: %s is version 1, too", version, folder)
+    found: dict[int, ModelLocation] = {}
+    if (folder / CONFIG_FILE).is_file():
+        found[1] = ModelLocation(folder.name, "1", folder)
+    for version in sorted(version_folders(folder), key=lambda one: (len(one.name), one.name)):
+        number = int(version.name)
+        if number in found:
+            taken = found[number].path
+            logger.warning("%s is skipped: %s is version %d, too", version, taken, number)
         elif _stays_inside(version, folder, root):
-            found.append(ModelLocation(folder.name, version.name, version))
-    return found
+            found[number] = ModelLocation(folder.name, version.name, version)
+    return list(found.values())
 
 
 def version_folders(folder: Path) -> list[Path]:

@@ -42,6 +42,19 @@ def test_versions_beside_a_flat_model_are_found(
     }
 
 
+def test_the_shortest_name_of_a_version_is_the_one_that_is_found(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So that what answers does not depend on the order in which the file system lists the folders."""
+    for name in ("002", "2", "02", "010"):
+        put_config(tmp_path / "a" / name)
+    assert [one.version for one in discover(tmp_path)] == ["2", "010"]
+    assert {one.getMessage() for one in caplog.records} == {
+        f"{tmp_path}/a/{name} is skipped: {tmp_path}/a/2 is version 2, too"
+        for name in ("02", "002")
+    }
+
+
 def test_a_folder_whose_name_is_not_utf8_is_skipped_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -68,6 +81,23 @@ def test_a_folder_that_may_not_be_read_is_skipped_with_a_warning(
     monkeypatch.setattr(Path, "is_file", forbidden)
     assert discover(tmp_path) == [ModelLocation("flow", "1", fine)]
     assert "lost+found is skipped" in caplog.text
+
+
+def test_a_folder_that_is_renamed_meanwhile_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fine = put_config(tmp_path / "flow")
+    put_config(tmp_path / "new" / "1")
+    is_dir = Path.is_dir
+
+    def renaming(path: Path) -> bool:
+        found = is_dir(path)
+        if path.name == "new":
+            path.rename(tmp_path / "renamed")
+        return found
+
+    monkeypatch.setattr(Path, "is_dir", renaming)
+    assert ModelLocation("flow", "1", fine) in discover(tmp_path)
 
 
 def test_a_version_that_is_a_link_out_of_the_repository_is_passed_over(
