@@ -146,12 +146,12 @@ def _file_of(request: Request, name: str, file: str) -> bytes:
     context = context_of(request)
     config = context.engine.config(name)
     root = context.settings.model_repository
-    for location in discover(root):
-        if (location.name, location.version) == (name, config.version):
-            try:
+    try:
+        for location in discover(root):
+            if (location.name, location.version) == (name, config.version):
                 return read_inside(location.path / file, location.path, root, limit=_CARD_BYTES)
-            except (OSError, FileRefused) as error:
-                logger.info("model %s has no %s to show: %s", name, file, error)
+    except (OSError, FileRefused) as error:
+        logger.info("model %s has no %s to show: %s", name, file, error)
     raise NotFound(f"model {name!r} version {config.version} has no {file}")
 
 

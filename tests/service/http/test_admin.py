@@ -151,6 +151,21 @@ def test_a_card_that_is_a_link_out_of_the_folder_is_not_shown(tmp_path: Path) ->
     asyncio.run(main())
 
 
+def test_a_card_is_not_found_while_the_repository_is_gone(tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    save_tiny(repository)
+    (repository / "tiny-1d" / "card.md").write_text("# Tiny")
+
+    async def main() -> None:
+        async with serving(repository) as (client, _):
+            repository.rename(tmp_path / "away")
+            assert (await client.get("/v1/models/tiny-1d/card")).status_code == 404
+            (tmp_path / "away").rename(repository)
+            assert (await client.get("/v1/models/tiny-1d/card")).status_code == 200
+
+    asyncio.run(main())
+
+
 def test_model_without_card_is_not_found(tmp_path: Path) -> None:
     save_tiny(tmp_path)
 
