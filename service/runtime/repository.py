@@ -46,11 +46,12 @@ _INTERRUPTED = (
 
 @dataclass(slots=True)
 class _Entry:
-    """One (name, version). `instance` is set while it can serve."""
+    """One (name, version). `instance` is set while it can serve, `leaving` while UNLOADING."""
 
     state: str = "LOADING"
     reason: str = ""
     instance: ModelInstance | None = None
+    leaving: ModelInstance | None = None
 
 
 class Repository:
@@ -155,7 +156,8 @@ class Repository:
                 await self._load(location)
             held = {location.version for location in locations}
             gone = [key for key in self._entries if key[0] == name and key[1] not in held]
-            await self._drop(gone, _VANISHED)
+            self._retire(gone, _VANISHED)
+        await self._finish(gone)
 
     async def unload(self, name: str) -> None:
         """Finish pending requests, then drop every version of the model. Raises NotFound."""
@@ -163,21 +165,35 @@ class Repository:
             found = [key for key in self._entries if key[0] == name]
             if not found:
                 raise not_served(name, None, self.statuses())
-            await self._drop(found, _UNLOADED)
+            self._retire(found, _UNLOADED)
+        # Without the lock: a rollout may take long, and other models are loaded meanwhile.
+        await self._finish(found)
 
-    async def _drop(self, keys: Sequence[tuple[str, str]], reason: str) -> None:
-        """Finish pending requests of versions, then drop them."""
+    def _retire(self, keys: Sequence[tuple[str, str]], reason: str) -> None:
+        """Refuse new requests of versions from now on."""
         self._required.difference_update(keys)
         for entry in [self._entries[key] for key in keys]:
             instance = entry.instance
             if instance is not None:
-                entry.state, entry.reason, entry.instance = "UNLOADING", reason, None
-                await self._wait_until_unused(instance)
+                entry.instance, entry.leaving = None, instance
                 self._metrics.model_loaded.remove(
                     instance.name, instance.version, instance.ran.backend, instance.ran.precision
                 )
-                logger.info("unloaded model %s version %s", instance.name, instance.version)
-            entry.state, entry.reason = "UNAVAILABLE", reason
+            entry.state = "UNAVAILABLE" if entry.leaving is None else "UNLOADING"
+            entry.reason = reason
+
+    async def _finish(self, keys: Sequence[tuple[str, str]]) -> None:
+        """Finish pending requests of retired versions, then drop them."""
+        for key in keys:
+            entry = self._entries[key]
+            leaving = entry.leaving
+            if leaving is None:
+                continue
+            await self._wait_until_unused(leaving)
+            # Else it was loaded again meanwhile, or dropped by another.
+            if entry.leaving is leaving:
+                entry.leaving, entry.state = None, "UNAVAILABLE"
+                logger.info("unloaded model %s version %s", *key)
 
     def get(self, name: str, version: str | None) -> ModelInstance:
         """A ready model (the newest ready version if None). Raises NotFound, Unavailable."""
@@ -251,7 +267,7 @@ class Repository:
         entry = self._entries.setdefault(key, _Entry())
         old = entry.instance
         if old is None:
-            entry.state, entry.reason = "LOADING", ""
+            entry.state, entry.reason, entry.leaving = "LOADING", "", None
         started = time.perf_counter()
         try:
             instance = await asyncio.get_running_loop().run_in_executor(

@@ -20,12 +20,12 @@ import pytest
 import torch
 
 from tests.service.http.asgi import serving
-from tests.service.tiny import save_tiny, tiny_config
+from tests.service.tiny import rollable_module, save_rollable, save_tiny, tiny_config
 from tests.service.waiting import until
 from turbofno.models.core.checkpoint import save_model
 from turbofno.models.core.config import Channel
 from turbofno.models.core.fno import FNO
-from turbofno.service.engine.interface import Fields, PredictRequest
+from turbofno.service.engine.interface import Fields, PredictRequest, RolloutRequest
 from turbofno.service.engine.local import LocalEngine
 from turbofno.service.engine.runnable import ModelOutput
 from turbofno.service.errors import NotFound, Unavailable
@@ -381,6 +381,30 @@ def test_unload_finishes_queued_requests_and_can_be_undone(tmp_path: Path) -> No
             await engine.predict(request(random_fields(1)))
             with pytest.raises(NotFound):
                 await engine.unload("nothing")
+
+    asyncio.run(main())
+
+
+def test_an_unload_that_waits_for_a_rollout_keeps_no_load_waiting(tmp_path: Path) -> None:
+    save_rollable(tmp_path, rollable_module())
+    save_tiny(tmp_path)
+    job = RolloutRequest(request(random_fields(1), model="tiny-flow"), last=10)
+
+    async def main() -> None:
+        async with running(tmp_path) as (engine, metrics):
+            frames = engine.rollout(job)
+            await anext(frames)
+            unloading = [asyncio.create_task(engine.unload("tiny-flow")) for _ in "ab"]
+            await until(lambda: engine.statuses()[-1].state == "UNLOADING")
+            await engine.load("tiny-1d")
+            assert not any(task.done() for task in unloading)
+            await engine.load("tiny-flow")
+            assert [frame.step async for frame in frames] == [*range(2, 11)]
+            await asyncio.gather(*unloading)
+            # The model that was loaded last goes on.
+            assert states(engine)[-1] == ("tiny-flow", "1", "READY")
+            labels = {"model": "tiny-flow", "version": "1", "backend": "gemm", "precision": "fp32"}
+            assert metrics.registry.get_sample_value("turbofno_model_loaded", labels) == 1
 
     asyncio.run(main())
 
