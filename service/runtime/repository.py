@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from turbofno.models.core.checkpoint import load_model
+from turbofno.models.core.checkpoint import WEIGHTS_FILE, load_model
 from turbofno.models.core.memory import activation_bytes
-from turbofno.models.core.registry import discover
+from turbofno.models.core.registry import CONFIG_FILE, discover
 from turbofno.service.engine.interface import ModelStatus, RecoveryRecord, not_served
 from turbofno.service.errors import NotFound, ServiceError, Unavailable
 from turbofno.service.runtime.forward import EXECUTIONS, Forward
@@ -21,6 +21,7 @@ from turbofno.service.settings import env_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
+    from pathlib import Path
 
     import torch
 
@@ -52,6 +53,8 @@ class _Entry:
     reason: str = ""
     instance: ModelInstance | None = None
     leaving: ModelInstance | None = None
+    path: Path | None = None
+    """The folder that `instance` was read from."""
 
 
 class Repository:
@@ -143,19 +146,29 @@ class Repository:
 
         Raises:
             NotFound: the repository holds no such model.
-            Unavailable: a version cannot be loaded; its old instance, if any, still serves.
+            Unavailable: the repository cannot be read; or a version cannot be loaded, while the others are. What served
+                before and is not replaced still does.
         """
         async with self._lock:
-            locations = [location for location in self._discover() if location.name == name]
-            if not locations:
+            locations = self._find_versions(name)
+            held = {location.version for location in locations}
+            gone = [key for key in self._entries if key[0] == name and key[1] not in held]
+            failures = [
+                f"model {name!r} version {version} cannot be loaded: its folder has no readable {CONFIG_FILE}"
+                for _, version in filter(self._lacks_config, gone)
+            ]
+            if not locations and not failures:
                 raise NotFound(
                     f"the model repository holds no model {name!r}; "
                     "POST /v2/repository/index lists what it holds"
                 )
             for location in locations:
-                await self._load(location)
-            held = {location.version for location in locations}
-            gone = [key for key in self._entries if key[0] == name and key[1] not in held]
+                try:
+                    await self._load(location)
+                except Unavailable as error:
+                    failures.append(error.message)
+            if failures:
+                raise Unavailable("; ".join(failures))
             self._retire(gone, _VANISHED)
         await self._finish(gone)
 
@@ -256,6 +269,29 @@ class Repository:
         self._required = {key for key, entry in self._entries.items() if not entry.reason}
         return [location for key, location in found.items() if key in self._required]
 
+    def _find_versions(self, name: str) -> list[ModelLocation]:
+        """The versions of a model in the repository. Raises Unavailable if it cannot be read."""
+        try:
+            return [location for location in self._discover() if location.name == name]
+        except (OSError, ValueError) as error:
+            logger.error("the model repository cannot be read: %s", error)
+            raise Unavailable(
+                "the model repository cannot be read; the server's log says why"
+            ) from error
+
+    def _lacks_config(self, key: tuple[str, str]) -> bool:
+        """True if a version serves whose folder is not gone, but cannot be read, or has weights only while it is replaced."""
+        entry = self._entries[key]
+        if entry.instance is None or entry.path is None:
+            return False
+        try:
+            names = {path.name for path in entry.path.iterdir()}
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True
+        return WEIGHTS_FILE in names and CONFIG_FILE not in names
+
     def _discover(self) -> list[ModelLocation]:
         root = self._settings.model_repository
         if not root.is_dir():
@@ -297,6 +333,7 @@ class Repository:
                 f"model {location.name!r} version {location.version} cannot be loaded: {reason}"
             ) from error
         entry.state, entry.reason, entry.instance = "READY", "", instance
+        entry.path = location.path
         seconds = time.perf_counter() - started
         if old is not None:
             self._metrics.model_loaded.remove(

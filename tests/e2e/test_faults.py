@@ -182,7 +182,9 @@ def test_reload_under_load_fails_no_request(faulty: ServerProcess, model: Loaded
         right(call, answer)
 
 
-@pytest.mark.parametrize("damage", ["cut short by a full disk", "overwritten", "gone", "no config"])
+@pytest.mark.parametrize(
+    "damage", ["cut short by a full disk", "overwritten", "gone", "half a config", "no config"]
+)
 def test_a_broken_checkpoint_leaves_the_old_model_serving(
     faulty: ServerProcess, folder: Path, model: LoadedModel, damage: str
 ) -> None:
@@ -199,8 +201,10 @@ def test_a_broken_checkpoint_leaves_the_old_model_serving(
             weights.write_bytes(generator().bytes(weights.stat().st_size))
         elif damage == "gone":
             weights.unlink()
-        else:
+        elif damage == "half a config":
             (checkpoint / "config.json").write_text("{")
+        else:
+            (checkpoint / "config.json").unlink()
         answer = await send(faulty.port, control("load"))
         assert answer.status == 503, answer
         assert "tiny-1d" in json.loads(answer.body)["error"]

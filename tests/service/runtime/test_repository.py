@@ -8,7 +8,7 @@ import json
 import resource
 import shutil
 import weakref
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -283,6 +283,79 @@ def test_a_version_that_was_deleted_no_longer_answers_after_a_reload(tmp_path: P
             assert engine.ready
             with pytest.raises(Unavailable, match="no longer holds it"):
                 engine.config("m", "10")
+
+    asyncio.run(main())
+
+
+def test_a_version_whose_config_is_missing_is_not_gone(tmp_path: Path) -> None:
+    """As while its folder is replaced, of which the config is written last."""
+    save_tiny(tmp_path)
+    save_tiny(tmp_path, "m", version="2", seed=2)
+    save_tiny(tmp_path, "m", version="10", seed=10)
+
+    async def main() -> None:
+        async with running(tmp_path) as (engine, _):
+            for name, folder in (("m", "m/10"), ("tiny-1d", "tiny-1d")):
+                version = engine.config(name).version
+                (tmp_path / folder / "config.json").unlink()
+                with pytest.raises(
+                    Unavailable, match=rf"'{name}' version {version} .* no readable config"
+                ):
+                    await engine.load(name)
+                assert engine.config(name).version == version
+                assert (await engine.predict(request(random_fields(1), model=name))).fields.any()
+
+    asyncio.run(main())
+
+
+def test_a_version_that_may_not_be_read_any_more_is_not_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tests may run as root, who may read everything."""
+    save_tiny(tmp_path)
+    iterdir = Path.iterdir
+
+    def forbidden(path: Path) -> Iterator[Path]:
+        if path.name == "tiny-1d":
+            raise PermissionError(13, "Permission denied", str(path))
+        return iterdir(path)
+
+    async def main() -> None:
+        async with running(tmp_path) as (engine, _):
+            monkeypatch.setattr(Path, "iterdir", forbidden)
+            with pytest.raises(Unavailable, match="no readable config"):
+                await engine.load("tiny-1d")
+            assert (await engine.predict(request(random_fields(1)))).fields.any()
+
+    asyncio.run(main())
+
+
+def test_a_broken_version_keeps_no_other_from_being_loaded(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "m", version="2")
+
+    async def main() -> None:
+        async with running(tmp_path) as (engine, _):
+            (tmp_path / "m" / "2" / "model.safetensors").write_bytes(b"rubbish")
+            save_tiny(tmp_path, "m", version="3", seed=3)
+            with pytest.raises(Unavailable, match="version 2 cannot be loaded"):
+                await engine.load("m")
+            assert states(engine) == [("m", "2", "READY"), ("m", "3", "READY")]
+
+    asyncio.run(main())
+
+
+def test_a_load_from_a_repository_that_is_gone_is_refused_and_what_serves_goes_on(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "repository"
+    save_tiny(root)
+
+    async def main() -> None:
+        async with running(root) as (engine, _):
+            root.rename(tmp_path / "away")
+            with pytest.raises(Unavailable, match="repository cannot be read"):
+                await engine.load("tiny-1d")
+            assert (await engine.predict(request(random_fields(1)))).fields.any()
 
     asyncio.run(main())
 
