@@ -218,6 +218,8 @@ async def rollout(call: Call) -> Reply:
         # An error before the first piece is still sent as an ordinary error.
         return Reply(200, headers, (await anext(events),), events)
     _hold_frames(call, job, writer)
+    # Before it runs: the model may be unloaded or replaced meanwhile.
+    status = status_of(config, engine)
     try:
         async with aclosing(engine.rollout(job)) as progress:
             frames = [one async for one in progress if one.fields is not None]
@@ -229,7 +231,6 @@ async def rollout(call: Call) -> Reply:
     for one in frames:
         one.fields = None
     trust = signals_of_all([frame.trust for frame in frames])
-    status = status_of(config, engine)
     answer = ResponseData(
         served.name, served.version, outputs, served.units,
         status.backend, status.precision, trust, served.why_no_trust(dict.fromkeys(trust, ())), warnings,

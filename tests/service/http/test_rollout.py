@@ -23,6 +23,7 @@ from tests.service.tiny import rollable_config, tiny_config
 from tests.service.waiting import until
 from turbofno.models.core.config import Channel
 from turbofno.service.app import create_app
+from turbofno.service.engine.interface import ModelStatus
 from turbofno.service.errors import BlowUp as ServerBlowUp
 from turbofno.service.errors import QueueFull, Unavailable
 from turbofno.service.http.frame_stream import stream
@@ -114,6 +115,23 @@ def test_unstreamed_answers_in_every_form() -> None:
     several = json.dumps({"inputs": {"w": FIELDS[:, 0].tolist()}}).encode()
     document = post(body=several, sent="application/json").json()
     np.testing.assert_array_equal(np.array(document["outputs"]["w"], "f4"), expected[:, :, 0])
+
+
+def test_an_answer_names_the_backend_of_a_model_that_is_unloaded_meanwhile() -> None:
+    async def main() -> None:
+        async with serving() as (client, engine):
+            engine.held = True
+            headers = {"Content-Type": NPY, "Accept": "application/json"}
+            asked = client.post(f"{PATH}?steps=2", content=npy(FIELDS), headers=headers)
+            answer = asyncio.create_task(asked)
+            await engine.started.wait()
+            unloading = [ModelStatus("tiny-flow", "1", "UNLOADING", "unloaded")]
+            engine.statuses = lambda: unloading  # type: ignore[method-assign]
+            engine.release.set()
+            document = (await answer).json()
+            assert (document["backend"], document["precision"]) == ("cuda", "fp32")
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize(
