@@ -283,8 +283,10 @@ def not_served(name: str, version: str | None, statuses: Sequence[ModelStatus]) 
         have = ", ".join(sorted(one.version for one in versions))
         return NotFound(f"model {name!r} has no version {version!r}; it has {have}")
     newest = wanted[-1]
+    which = f"model {name!r}" if version is None else f"model {name!r} version {version}"
     why = f" ({newest.reason})" if newest.reason else ""
+    others = ", ".join(one.version for one in versions if one.state == "READY")
     return Unavailable(
-        f"model {name!r} is {newest.state}{why}",
+        f"{which} is {newest.state}{why}" + (f"; READY: version {others}" if others else ""),
         retry_after=1.0 if newest.state == "LOADING" else None,
     )
