@@ -127,7 +127,7 @@ class Exchange(Call):
             return
         if self.begun:
             # Admitted, and not started.
-            self.context.access_log.close(self, CLIENT_CLOSED_REQUEST, 0)
+            self._close(CLIENT_CLOSED_REQUEST, 0)
         self._release()
 
     @property
@@ -194,13 +194,17 @@ class Exchange(Call):
 
     def refuse(self, reply: Reply) -> None:
         """Send a reply at once, without reading the body."""
-        token = request_id.set(self.request_id)
         body = self._body(reply)
         self._edge.transport.writelines((self._head(reply), *body))
-        self.context.access_log.close(self, reply.status, reply.size if body else 0)
-        request_id.reset(token)
+        self._close(reply.status, reply.size if body else 0)
         self._end()
         self._release()
+
+    def _close(self, status: int, sent_bytes: int) -> None:
+        """Close a request that has no task."""
+        token = request_id.set(self.request_id)
+        self.context.access_log.close(self, status, sent_bytes)
+        request_id.reset(token)
 
     async def _run(self) -> None:
         self._running = True

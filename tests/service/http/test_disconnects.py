@@ -16,6 +16,7 @@ from tests.service.http.raw import FIELD, INFER, INFER_RAW, in_loop, raw_request
 from tests.service.waiting import until
 from turbofno.service.http import edge
 from turbofno.service.http.exchange import Exchange
+from turbofno.service.logs import JsonFormatter
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -160,17 +161,20 @@ async def test_a_client_that_leaves_before_its_body_is_counted_once_and_holds_no
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "service.access")
+    caplog.handler.setFormatter(JsonFormatter())
+    asked = raw_request(INFER_RAW, FIELD.tobytes(), "X-Request-Id: of-this-one")
     async with listening() as (port, engine, context):
         for sent in (0, 10):
             caplog.clear()
             async with connected(port) as (_, writer):
-                writer.write(raw_request()[: -len(FIELD.tobytes()) + sent])
+                writer.write(asked[: -len(FIELD.tobytes()) + sent])
                 await writer.drain()
                 writer.transport.abort()
             await until(lambda: bool(caplog.records))
             await asyncio.sleep(0.1)
             (line,) = [one for one in caplog.records if one.name == "service.access"]
             assert line.__dict__["data"]["status"] == 499
+            assert json.loads(caplog.text)["request_id"] == "of-this-one"
         assert not engine.requests
         assert context.admission.coming["tiny-1d", "1"] == 0
         await asyncio.wait_for(context.admission.wait_idle(), 1)
