@@ -124,6 +124,8 @@ async def drain(context: AppContext, within: float) -> None:
     """Refuse new requests, finish the admitted ones within so many seconds, then stop the engine. Repeatable."""
     until = time.monotonic() + within
     context.admission.start_draining()
+    # From now on requests are refused for this reason.
+    context.shedding.flush()
     try:
         async with asyncio.timeout(within):
             await context.admission.wait_idle()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from contextvars import Context
 
 from turbofno.service.errors import QueueFull
 from turbofno.service.http.call import Call
@@ -47,10 +48,12 @@ class Shedding:
         if not access.isEnabledFor(logging.INFO):
             return
         if not self._unlogged:
-            asyncio.get_running_loop().call_later(_LOG_SECONDS, self._write)
+            # The line belongs to none of the requests.
+            asyncio.get_running_loop().call_later(_LOG_SECONDS, self.flush, context=Context())
         self._unlogged[call.caller.name, call.model, call.version] += 1
 
-    def _write(self) -> None:
+    def flush(self) -> None:
+        """Write the line of the refusals since the last one, if any."""
         for (key, model, version), requests in self._unlogged.items():
             data: dict[str, object] = {"status": QueueFull.status, "requests": requests}
             if key:

@@ -17,7 +17,7 @@ from tests.clock import within
 from tests.service.http.fake_engine import FakeEngine
 from tests.service.http.live import served
 from tests.service.tiny import tiny_config
-from turbofno.service.app import create_app
+from turbofno.service.app import create_app, drain
 from turbofno.service.engine.interface import PredictRequest
 from turbofno.service.http.call import Call
 from turbofno.service.http.edge import Edge
@@ -29,6 +29,7 @@ from turbofno.service.http.shedding import (
     TOGETHER_SECONDS,
     Shedding,
 )
+from turbofno.service.logs import JsonFormatter
 from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline.admission import Admitted
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
@@ -331,12 +332,25 @@ async def test_slow_bodies_and_answered_requests_release_their_slot() -> None:
 @in_loop
 async def test_refusals_of_one_second_share_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "service.access")
+    caplog.handler.setFormatter(JsonFormatter())
     async with serving() as service:
         service.fill(CAPACITY)
         client = await service.connect()
         for _ in range(5):
             await client.ask()
         await asyncio.sleep(1.2)
+    assert "request_id" not in caplog.text
     (line,) = [record for record in caplog.records if "queue" in record.getMessage()]
     data = json.loads(json.dumps(line.__dict__["data"]))
     assert data == {"status": 429, "requests": 5, "model": "tiny-1d", "version": "1"}
+
+
+@in_loop
+async def test_a_drain_logs_the_refusals_before_it(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "service.access")
+    async with serving() as service:
+        service.fill(CAPACITY)
+        await (await service.connect()).ask()
+        await drain(service.context, 0.0)
+        (line,) = [record for record in caplog.records if "queue" in record.getMessage()]
+        assert line.__dict__["data"]["requests"] == 1
