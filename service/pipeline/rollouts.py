@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -83,7 +84,10 @@ class Rollouts:
         if group is None:
             limit = self._policy.limit(fields.nbytes // len(fields), model=model.name)
             group = self._groups[key] = _Group(model, limit, self._metrics, self._run_on_device)
-            group.task = asyncio.create_task(group.run(partial(self._groups.pop, key)))
+            # What is logged there does not belong to the request that is served here.
+            group.task = asyncio.create_task(
+                group.run(partial(self._groups.pop, key)), context=Context()
+            )
         group.join(member)
         return group
 
@@ -237,6 +241,7 @@ class _Group:
         """The members of the next turn: as many as fit into a batch, or one that alone exceeds a batch."""
         for member in [one for one in self.members if one.late]:
             self.members.remove(member)
+            self.metrics.reject("deadline", self.model.name)
             member.fail(
                 DeadlineExceeded("the rollout's deadline passed before its first step could run")
             )
@@ -330,7 +335,8 @@ class _Group:
             self.suspects = list(chosen)
             return
         else:
-            logger.error("model %s failed", self.model.name, exc_info=error)
+            about = {"data": {"request_id": chosen[0].request.initial.request_id}}
+            logger.error("model %s failed", self.model.name, exc_info=error, extra=about)
             fatal = InferenceFailed(
                 f"model {self.model.name!r} failed on this rollout alone; the server's log has the cause"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
 from contextlib import aclosing
@@ -17,6 +18,7 @@ from turbofno.service.engine import interface
 from turbofno.service.engine.interface import Fields, Frame, PredictRequest, RolloutRequest
 from turbofno.service.engine.runnable import Turn
 from turbofno.service.errors import BlowUp, DeadlineExceeded, InferenceFailed, Unavailable
+from turbofno.service.logs import JsonFormatter, request_id
 from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline.batcher import Policy
 from turbofno.service.pipeline.rollouts import Rollouts
@@ -70,10 +72,10 @@ def rollouts(limit: int = 8) -> Rollouts:
 
 
 def job(value: float, last: int, *, n: int = 1, grid: int = 4, **options: Any) -> RolloutRequest:
-    deadline = options.pop("deadline", None)
+    deadline, identity = options.pop("deadline", None), options.pop("request_id", "id")
     fields: Fields = np.full((n, 1, grid), value, np.float32)
     return RolloutRequest(
-        PredictRequest("counter", None, fields, "id", deadline=deadline), last=last, **options
+        PredictRequest("counter", None, fields, identity, deadline=deadline), last=last, **options
     )
 
 
@@ -259,16 +261,30 @@ def test_progress_is_reported_between_frames() -> None:
     asyncio.run(main())
 
 
-def test_a_failing_rollout_does_not_stop_the_others() -> None:
+def test_a_failing_rollout_does_not_stop_the_others_and_is_logged_under_its_own_id(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.handler.setFormatter(JsonFormatter())
+
+    async def asked(model: Counter, value: float, identity: str) -> list[Frame]:
+        request_id.set(identity)
+        return await collect(some.run(model, job(value, 9, request_id=identity)))
+
+    some = rollouts()
+
     async def main() -> None:
-        some, model = rollouts(), Counter()
-        good = asyncio.create_task(collect(some.run(model, job(0, 9))))
-        bad = asyncio.create_task(collect(some.run(model, job(POISON - 4, 9))))
+        model = Counter()
+        good = asyncio.create_task(asked(model, 0, "good"))
+        bad = asyncio.create_task(asked(model, POISON - 4, "bad"))
         with pytest.raises(InferenceFailed, match="this rollout alone"):
             await bad
         assert len(await good) == 9
 
     asyncio.run(main())
+    of_both, of_one = map(json.loads, caplog.text.splitlines())
+    assert "request_id" not in of_both
+    assert of_one["request_id"] == "bad"
+    assert "ZeroDivisionError" in of_one["exception"]
 
 
 def test_out_of_memory_makes_smaller_batches_and_ends_only_what_never_fits() -> None:
@@ -283,12 +299,17 @@ def test_out_of_memory_makes_smaller_batches_and_ends_only_what_never_fits() -> 
     asyncio.run(main())
 
 
-def test_a_rollout_past_its_deadline_is_dropped() -> None:
+def test_a_rollout_past_its_deadline_is_dropped_and_counted() -> None:
+    metrics = Metrics()
+    some = Rollouts(Policy(8, 1 << 30), metrics, at_once)
+
     async def main() -> None:
         with pytest.raises(DeadlineExceeded):
-            await collect(rollouts().run(Counter(), job(0, 5, deadline=time.monotonic() - 1)))
+            await collect(some.run(Counter(), job(0, 5, deadline=time.monotonic() - 1)))
 
     asyncio.run(main())
+    of = {"reason": "deadline", "model": "counter"}
+    assert metrics.registry.get_sample_value("turbofno_rejections_total", of) == 1
 
 
 def test_closing_the_engine_ends_rollouts() -> None:
