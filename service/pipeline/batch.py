@@ -36,6 +36,8 @@ class BatchReport:
     slices: Sequence[Slice]
     started: float = 0.0
     """Time at which the batch was started, on the `time.monotonic` clock."""
+    ended: float = 0.0
+    """Time at which its outputs were distributed, on the same clock."""
     start_seconds: float = 0.0
     """Time that the start took. On a CPU, and after a split, this includes the computation."""
     start_cpu_seconds: float = 0.0
@@ -171,6 +173,7 @@ class Batch:
                         output.release()
                 self.report.scatter_seconds += time.perf_counter() - started
         self._runs.clear()
+        self.report.ended = time.monotonic()
         return self.report
 
     def _fail(self, parts: Parts, error: Exception) -> None:

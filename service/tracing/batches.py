@@ -24,15 +24,14 @@ _W3C = TraceContextTextMapPropagator()
 
 
 def trace_batch(report: BatchReport) -> None:
-    """Create the spans of a batch that ended just now: its spans end at the time of the call."""
+    """Create the spans of a batch that ended, perhaps before other answers were sent."""
     parents = [_W3C.extract({"traceparent": part.ticket.request.trace}) for part in report.slices]
     requests = [trace.get_current_span(parent).get_span_context() for parent in parents]
-    ended = time.time_ns()
-    shift = ended - time.monotonic_ns()
+    shift = time.time_ns() - time.monotonic_ns()
     for index, request in enumerate(requests):
         if request.trace_flags.sampled:
             mates = [one for one in requests if one.is_valid and one != request]
-            _trace(report, index, parents[index], mates, shift, ended)
+            _trace(report, index, parents[index], mates, shift)
 
 
 def _trace(
@@ -41,13 +40,13 @@ def _trace(
     parent: Context,
     mates: list[SpanContext],
     shift: int,
-    ended: int,
 ) -> None:
     """Create the spans of one slice. `shift` is added to monotonic times for Unix times, all in nanoseconds."""
 
     def unix(monotonic: float) -> int:
         return int(monotonic * 1e9) + shift
 
+    ended = unix(report.ended)
     tracer = trace.get_tracer("turbofno", VERSION)
     part = report.slices[index]
     ticket = part.ticket

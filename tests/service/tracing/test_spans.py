@@ -20,12 +20,15 @@ from tests.draws import generator
 from tests.service.http.asgi import serving
 from tests.service.tiny import save_tiny, tiny_config
 from turbofno.models.core.checkpoint import save_model
+from turbofno.service.tracing import batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from opentelemetry.sdk.trace import ReadableSpan
+
+    from turbofno.service.pipeline.batch import BatchReport
 
 PREDICT = "/v1/models/tiny-1d:predict"
 
@@ -117,6 +120,20 @@ def test_one_trace_from_the_client_through_queue_batch_and_compute(
     assert measured == pytest.approx(float(timing["compute"]), abs=0.1)
 
 
+def test_a_batch_ends_with_its_outputs_however_late_its_spans_are_created(
+    tmp_path: Path, exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports: list[BatchReport] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(batches, "trace_batch", reports.append)
+        save_tiny(tmp_path)
+        exchange(tmp_path, exporter, predicting())
+    (report,) = reports
+    batches.trace_batch(report)
+    find = by_name(list(exporter.get_finished_spans()))
+    assert times(find("batch"))[1] <= times(find("predict tiny-1d"))[1]
+
+
 def test_each_request_of_a_batch_has_a_complete_trace_that_links_to_the_others(
     tmp_path: Path, exporter: InMemorySpanExporter
 ) -> None:
@@ -130,9 +147,9 @@ def test_each_request_of_a_batch_has_a_complete_trace_that_links_to_the_others(
         max_queue_delay_seconds=20.0,
     )
     servers = {identity(span) for span in spans if span.name == "predict tiny-1d"}
-    batches = [span for span in spans if span.name == "batch"]
-    assert len(servers) == len(batches) == count
-    for batch in batches:
+    found = [span for span in spans if span.name == "batch"]
+    assert len(servers) == len(found) == count
+    for batch in found:
         assert batch.parent is not None
         assert (batch.attributes or {})["turbofno.batch.size"] == count
         linked = [link.context.span_id for link in batch.links]
