@@ -78,11 +78,14 @@ class Exchange:
         if deadline is not None and math.isnan(deadline):
             raise BadInput("deadline must be a number of seconds, got nan")
         allowed = self._timeout if deadline is None else min(deadline, self._timeout)
-        give_up = time.monotonic() + allowed
+        started = time.monotonic()
+        give_up = started + allowed
+        patience = self._timeout if stream else allowed
         pause = _FIRST_PAUSE
         tries_left = self._retries
         while True:
-            remaining = give_up - time.monotonic()
+            now = time.monotonic()
+            remaining = give_up - now
             if remaining <= 0:
                 raise DeadlineExceeded(
                     f"no response within {allowed:g} s: allow more time, or send less"
@@ -91,14 +94,17 @@ class Exchange:
             outcome = yield self._request(
                 method,
                 path,
-                seconds=self._timeout if stream else remaining,
+                seconds=started + patience - now,
                 content=content,
                 headers={**headers, **limit},
                 params=params or None,
             )
             if isinstance(outcome, httpx.Response) and outcome.status_code == 200:
+                if stream:
+                    # It has begun, so the time limit is now that of a pause between its pieces.
+                    outcome.request.extensions["timeout"]["read"] = _limited(self._timeout)
                 return outcome
-            error = error_of(outcome, allowed)
+            error = error_of(outcome, patience)
             # Retry if the server did no work, or if a proxy lost the server during the work: all calls are idempotent.
             refused = error.status in (429, 503) or isinstance(outcome, httpx.ConnectError)
             lost = error.status in (500, 502) and not _from_service(outcome)
@@ -113,10 +119,12 @@ class Exchange:
         http = self._http()
         if http.is_closed:
             raise BadInput("the client is closed: make a new one, or close it after the last call")
-        limits = httpx.Timeout(
-            min(seconds, _LONGEST_SECONDS), connect=min(seconds, _CONNECT_SECONDS)
-        )
+        limits = httpx.Timeout(_limited(seconds), connect=min(seconds, _CONNECT_SECONDS))
         return http.build_request(method, path, timeout=limits, **what)
+
+
+def _limited(seconds: float) -> float:
+    return min(seconds, _LONGEST_SECONDS)
 
 
 def _from_service(outcome: Outcome) -> bool:

@@ -226,6 +226,33 @@ def test_the_deadline_of_a_rollout_is_for_its_start_and_does_not_cut_its_answer(
     assert request.extensions["timeout"]["read"] == 50.0
 
 
+def test_a_rollout_begins_within_the_timeout_its_retries_included(pauses: list[float]) -> None:
+    limits: list[float] = []
+    body = record({"event": "start", "shape": [1, 1, 12]}) + record({"event": "end", "step": 2})
+    kind = {"Content-Type": "application/vnd.turbofno.frames"}
+    answers = [
+        httpx.Response(503, headers={"retry-after": "30"}),
+        httpx.Response(200, stream=httpx.ByteStream(body), headers=kind),
+    ]
+    sent: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        sent.append(request)
+        limits.append(request.extensions["timeout"]["read"])
+        if not answers:
+            raise httpx.ReadTimeout("slow", request=request)
+        return answers.pop(0)
+
+    with client_for(handler, timeout=50.0) as client:
+        assert not list(client.rollout("m", FIELD, 2))
+        assert pauses[0] >= 30.0
+        first, second = limits
+        assert second <= first - pauses[0]
+        assert sent[-1].extensions["timeout"]["read"] == 50.0, "between pieces of what has begun"
+        with pytest.raises(DeadlineExceeded, match="no response within 50 s"):
+            list(client.rollout("m", FIELD, 2, deadline=0.5))
+
+
 def test_malformed_server_timing_is_ignored() -> None:
     def handler(request: httpx.Request) -> httpx.Response:
         timing = "a;dur=1.2.3, b;dur=., c;dur=, d;dur=5, e;dur=1x"
