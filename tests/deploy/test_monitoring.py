@@ -22,6 +22,7 @@ from tests.deploy.monitoring import (
 )
 from tests.deploy.smoke import smoke
 from tests.e2e.server_process import ROOT
+from turbofno.service.processes.metrics_sum import PER_PROCESS
 
 if TYPE_CHECKING:
     from tests.deploy.conftest import Watched
@@ -150,6 +151,14 @@ def test_promtool_accepts_the_alert_rules(arguments: tuple[str, ...]) -> None:
         ["promtool", *arguments], cwd=ALERTS.parent, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_series_of_several_processes_have_legends_of_their_own() -> None:
+    for target in dashboard_targets():
+        if " by (" not in target.expression and any(
+            one in target.expression for one in PER_PROCESS
+        ):
+            assert "{{process}}" in target.legend, target.panel
 
 
 def test_panels_do_not_overlap() -> None:
