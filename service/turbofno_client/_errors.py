@@ -110,7 +110,9 @@ def error_of(outcome: httpx.Response | httpx.RequestError | None, allowed: float
     if timed_out and not isinstance(outcome, httpx.ConnectTimeout):
         return DeadlineExceeded(f"no response within {allowed:g} s: allow more time, or send less")
     where = outcome.request.url.copy_with(path="/", query=None)
-    return ConnectionFailed(f"cannot reach {where}: {outcome or type(outcome).__name__}")
+    lost = isinstance(outcome, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError)
+    what = "lost the connection to" if lost else "cannot reach"
+    return ConnectionFailed(f"{what} {where}: {outcome or type(outcome).__name__}")
 
 
 def json_object(response: httpx.Response) -> dict[str, Any]:

@@ -424,9 +424,15 @@ def test_refused_connection_is_retried_and_a_broken_one_is_not(pauses: list[floa
         np.testing.assert_array_equal(client.predict("m", FIELD), 2 * FIELD)
         assert len(pauses) == 2
         failures.append(httpx.RemoteProtocolError)
-        with pytest.raises(ConnectionFailed, match="http://test"):
+        with pytest.raises(ConnectionFailed, match="lost the connection to http://test"):
             client.predict("m", FIELD)
     assert len(pauses) == 2
+    failures.append(httpx.ConnectError)
+    with (
+        client_for(handler, retries=0) as client,
+        pytest.raises(ConnectionFailed, match="cannot reach http://test"),
+    ):
+        client.predict("m", FIELD)
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"", npy(np.array([1.0]))[:-3]])
