@@ -151,18 +151,23 @@ class FramesAnswer(FieldsAnswer):
     trust: _OfFrames | UnsetType = UNSET  # type: ignore[assignment]
 
 
-WARNING_HEADER = _header(
-    "in words, why the answer may be worse than the model's card says; absent if nothing is known"
-)
+ANSWER_HEADERS: dict[str, Any] = {
+    "X-Model-Version": _header("version that answered"),
+    "Server-Timing": _header(
+        "decode, queue, compute and encode in milliseconds, those that there were"
+    ),
+    WARNING: _header(
+        "in words, why the answer may be worse than the model's card says; absent if nothing is known"
+    ),
+}
+"""Headers of predictions, gradients and rollouts."""
 ANSWER: dict[str, Any] = {
     "description": "The output fields, laid out and named as the input was: 'output', or "
     "output channel names; in the form that Accept asks for, by default that of the request.",
     "headers": {
-        "X-Model-Version": _header("version that answered"),
+        **ANSWER_HEADERS,
         "X-Batch-Size": _header("fields in each device batch that these fields ran in"),
-        "Server-Timing": _header("decode, queue, compute and encode in milliseconds"),
         **TRUST_HEADERS,
-        WARNING: WARNING_HEADER,
     },
     "content": formats(CODECS, schema=schema_of(FieldsAnswer)),
 }

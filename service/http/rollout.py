@@ -66,7 +66,7 @@ _EVERY = {"all": 1, "last": 0}
 _SUCCESS = {
     "description": "The frames, named as the input was, stacked on a first axis of time; in the form that Accept "
     "asks for, by default that of the request. Or a stream of them, if Accept names one of its two forms.",
-    "headers": {**TRUST_HEADERS, openapi.WARNING: openapi.WARNING_HEADER},
+    "headers": {**openapi.ANSWER_HEADERS, **TRUST_HEADERS},
     "content": {
         **openapi.formats(CODECS, schema=openapi.schema_of(openapi.FramesAnswer)),
         RECORDS.media_type: {"schema": {"type": "string", "format": "binary"}},

@@ -42,6 +42,7 @@ _ANSWER = {
     "description": "The gradient, laid out as the input was: 'gradient', or 'gradient.NAME' of each input "
     "channel; with output=true also the output, laid out as the cotangent was: 'output', or 'output.NAME'. "
     "In the form that Accept asks for, by default that of the request.",
+    "headers": openapi.ANSWER_HEADERS,
 }
 _ERRORS = {
     **openapi.ERRORS,

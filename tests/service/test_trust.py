@@ -228,6 +228,31 @@ def check_untold_rollout(client: httpx.Client, none: str) -> None:
     assert client.post(path, content=flow, headers=as_json | accept).headers["x-trust"] == none
 
 
+def test_answers_have_the_headers_that_the_document_declares(
+    repository: Path, tmp_path: Path
+) -> None:
+    input_ = fields(1).tolist()
+    cotangent = {"cotangent": np.ones((1, 1, 32)).tolist()}
+    with serving(repository, tmp_path / "log") as client:
+        paths = client.get("/openapi.json").json()["paths"]
+        for verb, query, more in (
+            ("predict", "", {}), ("vjp", "", cotangent), ("rollout", "?steps=2", {}),
+        ):  # fmt: skip
+            declared = {
+                name.lower()
+                for name in paths[f"/v1/models/{{name}}:{verb}"]["post"]["responses"]["200"][
+                    "headers"
+                ]
+            }
+            body = {"inputs": {"input": input_, **more}}
+            answer = client.post(f"/v1/models/tiny-warned:{verb}{query}", json=body)
+            assert answer.status_code == 200, answer.text
+            sent = {name for name in answer.headers if name.startswith(("x-", "server-timing"))}
+            assert sent - {"x-request-id"} <= declared, verb
+            # These say that something is amiss.
+            assert declared - {"x-trust", "x-warning"} <= sent, verb
+
+
 def test_rollout_frames_have_signals_and_warnings_also_of_its_length(
     repository: Path, tmp_path: Path
 ) -> None:
