@@ -17,6 +17,9 @@ The service publishes this as an OpenAPI document at `/openapi.json`, and as pag
 `/v1` is turbofno's own interface; its errors are problem documents ([RFC 9457](https://www.rfc-editor.org/rfc/rfc9457)).
 `/v2` is the Open Inference Protocol with binary tensors. The streams of rollouts are described in
 [Rollouts](../how-to/rollouts.md#streams), gradients in [Gradients](../how-to/gradients.md).
+
+Any route may also answer 403, 415 or 421 because of [its headers](../how-to/secure.md#web-pages-and-host-names), and 408,
+431 or 503 because of [limits of connections and headers](../how-to/tune.md#refusals-and-limits).
 """
 _OF_ONE_VERSION = "/versions/{version}"
 _KEPT_NUMBERS = 4
