@@ -164,7 +164,7 @@ def verify(
 
 def _command(arguments: argparse.Namespace, seed: int) -> str:
     words = ["turbofno", "verify", arguments.model, "--n", str(arguments.n), "--seed", str(seed)]
-    for option in ("grid", "pde", "at_most"):
+    for option in ("grid", "pde", "at_most", "repository"):
         if (value := getattr(arguments, option)) is not None:
             words += [f"--{option.replace('_', '-')}", str(value)]
     return shlex.join(words)

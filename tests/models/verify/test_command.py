@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,15 @@ def test_an_imported_model_says_its_pde_and_bound_on_the_command_line(
     assert "the card states no error for this task" in capsys.readouterr().out
     assert cli.main([*known, "--at-most", "0.01"]) == 0
     assert cli.main([*known, "--at-most", "0.00001"]) == 1
+
+
+def test_the_command_of_the_report_names_the_repository(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy_of_burgers(tmp_path / BURGERS.name)
+    given = ["verify", BURGERS.name, "--n", "3", "--seed", "7", "--repository", str(tmp_path)]
+    assert cli.main([*given, "--device", "cpu", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["command"] == shlex.join(["turbofno", *given])
 
 
 def test_a_coarser_grid(capsys: pytest.CaptureFixture[str]) -> None:
