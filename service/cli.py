@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -60,7 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (
         _UsageError, TurboFNOError, ServiceError, ValueError, OSError, httpx.InvalidURL,
     ) as error:  # fmt: skip
-        sys.stderr.write(f"turbofno: {error}\n")
+        refused = isinstance(error, TurboFNOError) and error.status == HTTPStatus.UNAUTHORIZED
+        hint = f"; this command sends the one in {API_KEY_VARIABLE}" if refused else ""
+        sys.stderr.write(f"turbofno: {error}{hint}\n")
         return _USAGE if isinstance(error, _UsageError) else _FAILED
     except KeyboardInterrupt:
         return _INTERRUPTED

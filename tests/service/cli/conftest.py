@@ -40,7 +40,10 @@ _MODELS = ("/v1/models/tiny-1d", "/v1/models/tiny-1d/versions/7")
 
 
 class _Server(BaseHTTPRequestHandler):
-    """A fake server: the list of models, one model and an older version of it, a prediction of two channels."""
+    """A fake server: the list of models, one model and an older version of it, a prediction of two channels.
+
+    Under `/closed` it asks for a key.
+    """
 
     def do_GET(self) -> None:
         config = tiny_config()
@@ -53,6 +56,8 @@ class _Server(BaseHTTPRequestHandler):
             broken |= {"backend": "", "precision": "", "execution": "", "execution_reason": ""}
             listing = [summary | {"description": config.description}, broken]
             self._answer(200, orjson.dumps({"models": listing}))
+        elif self.path == "/closed/v1/models":
+            self._answer(401, orjson.dumps({"detail": "an API key is needed"}))
         elif self.path in _MODELS:
             heat = (Channel(name="heat"),)
             older = {"inputs": heat} if self.path in _MODELS[1:] else {}

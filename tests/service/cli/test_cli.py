@@ -55,6 +55,14 @@ def test_models_prints_a_table(url: str, capsys: pytest.CaptureFixture[str]) -> 
     assert head.index("STATE") == row.index("READY") == broken.index("UNAVAILABLE")
 
 
+def test_a_server_that_asks_for_a_key_is_answered_with_where_to_put_it(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["models", "--url", f"{url}/closed"]) == 1
+    said = "turbofno: an API key is needed; this command sends the one in TURBOFNO_API_KEY\n"
+    assert capsys.readouterr().err == said
+
+
 @pytest.mark.parametrize("bad_url", ["http://127.0.0.1:1", "nonsense", "http://[", "ftp://x"])
 def test_models_without_a_server_fails_in_one_line(
     capsys: pytest.CaptureFixture[str], bad_url: str
