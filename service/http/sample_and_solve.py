@@ -127,6 +127,12 @@ async def solve(call: Call) -> Reply:
     """
     parameters, config = call.parameters, call.served.config
     if parameters.job is not None:
+        # A size is not declared of chunked and compressed bodies.
+        if call.declared_bytes or call.headers.keys() & {b"transfer-encoding", b"content-encoding"}:
+            raise BadRequest(
+                "the request has both the seed of a sample and a body: leave out the parameter 'seed' to solve the field "
+                "in the body, or the body to solve the sample"
+            )
         call.skip_body()
         return await _answer(call, {OUTPUT: await _solved(call, parameters.job)}, config.outputs)
     fields, form = await read_fields(call, parameters.reader)

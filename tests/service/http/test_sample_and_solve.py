@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from turbofno.service.http.sample_and_solve import SEEDS
 from turbofno.service.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from fastapi import FastAPI
 
@@ -120,6 +121,25 @@ def test_refusals_state_the_reason(method: str, path: str, status: int, words: s
         assert (answer.status_code, words in answer.json()["detail"]) == (status, True), answer.text
         assert app.state.context.solver._child is None
 
+    with_app(work)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_seed_with_a_field_is_refused_because_one_of_them_would_be_ignored(chunked: bool) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield body
+
+    async def work(client: httpx.AsyncClient, app: FastAPI) -> None:
+        content = pieces() if chunked else body
+        answer = await client.post(
+            "/v1/models/burgers:solve?seed=1",
+            content=content,
+            headers={"Content-Type": "application/json"},
+        )
+        assert (answer.status_code, "leave out" in answer.text) == (400, True), answer.text
+        assert app.state.context.solver._child is None
+
+    body = json.dumps({"inputs": {"u0": [0.0, 0.5] * 8}}).encode()
     with_app(work)
 
 
