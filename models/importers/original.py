@@ -86,13 +86,17 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The facts that keys and shapes show. `flat_skips`: the skips are Conv1d over the flattened grid."""
+    """The facts that the tensors show. `flat_skips`: the skips are Conv1d over the flattened grid.
+
+    `batch_norm_ran`: training ran the batch norms. Later scripts hold ones that they do not use.
+    """
 
     generation: Literal["A", "B", "C"]
     n_dim: int
     n_layers: int
     channels: int
     has_batch_norm: bool
+    batch_norm_ran: bool
     flat_skips: bool
 
 
@@ -219,12 +223,16 @@ def _find(tensors: Mapping[str, Tensor]) -> _Found:
     while f"{prefix}conv{n_layers}.weights1" in tensors:
         n_layers += 1
     skip = tensors.get(f"{prefix}w0.weight")
+    norms = {key: t for key, t in tensors.items() if re.match(rf"{prefix}bn\d+\.", key)}
     return _Found(
         generation,
         n_dim,
         n_layers,
         channels=tensors[lift].shape[1],
-        has_batch_norm=f"{prefix}bn0.weight" in tensors,
+        has_batch_norm=bool(norms),
+        batch_norm_ran=any(
+            t.ne(key.endswith((".weight", ".running_var"))).any() for key, t in norms.items()
+        ),
         flat_skips=n_dim > 1 and skip is not None and skip.ndim == 3,
     )
 
@@ -271,10 +279,10 @@ def _traits(recipe: Recipe) -> tuple[str, ...]:
 def _recipe(found: _Found, script: Script) -> Recipe:
     """The recipe of the published script of this generation."""
     none = (0,) * found.n_dim
+    batch: Norm = "batch" if found.batch_norm_ran else "none"
     if script == "pdebench":
         padding = (0, 0, 6) if found.n_dim == 3 else (2,) * found.n_dim
-        return Recipe("gelu", padding, grid="cell-centres")
-    batch: Norm = "batch" if found.has_batch_norm else "none"
+        return Recipe("gelu", padding, norm=batch, grid="cell-centres")
     if found.generation == "A" or found.flat_skips:
         # The first scripts for torch 1.8 kept the layers and coordinates of generation A, and have flat skips.
         recipe = Recipe("relu", none, norm=batch)
@@ -287,12 +295,12 @@ def _recipe(found: _Found, script: Script) -> Recipe:
         # Its coordinates are input channels: they precede the data, and time is 1/n, 2/n, .., 1.
         return replace(recipe, grid="none") if script == "fourier_3d" else recipe
     if script == "fourier_2d":
-        return Recipe("gelu", (9, 9))
+        return Recipe("gelu", (9, 9), norm=batch)
     if script == "fourier_3d":
-        return Recipe("gelu", (0, 0, 6))
-    # Batch normalisation in the file is unused in these scripts; instance normalisation has no parameters.
+        return Recipe("gelu", (0, 0, 6), norm=batch)
+    # instance normalisation has no parameters
     instance = script == "fourier_2d_time" and not found.has_batch_norm
-    return Recipe("gelu", none, norm="instance" if instance else "none")
+    return Recipe("gelu", none, norm="instance" if instance else batch)
 
 
 def _overridden(recipe: Recipe, found: _Found, options: Options) -> Recipe:
@@ -503,8 +511,9 @@ def _assumptions(
             f"the pickled network holds the activations {', '.join(shown[:5])}{more}; the file does not show where "
             "they are used"
         )
-    if dropped:
+    if dropped and recipe.norm != "batch":
+        ran = "WARNING: training ran them" if found.batch_norm_ran else "training never ran them"
         lines.append(
-            f"{dropped[0]} and the other batch norms are ignored: the script does not use them (norm=batch does)"
+            f"{dropped[0]} and the other batch norms are ignored: {ran} (norm=batch uses them)"
         )
     return tuple(lines)

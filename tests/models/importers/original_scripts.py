@@ -1,7 +1,7 @@
 """Networks with the keys and results of the original FNO scripts, written from the published equations.
 
 One class covers the three generations; what a script does beyond its parameters (padding, norm,
-activation, where the coordinates go) is an argument here. Fields are [batch, *grid, channels], as there.
+activation, where the coordinates go) is an argument here. `batch_norm_parameters` are those of norms that never ran. Fields are [batch, *grid, channels], as there.
 """
 
 from __future__ import annotations
@@ -98,8 +98,10 @@ class Script(nn.Module):
             setattr(self, f"w{i}", skip(width, width, 1))
             if generation == "C":
                 setattr(self, f"mlp{i}", MLP(conv, width, width, width))
-            if batch_norm_parameters or norm == "batch":
+            if norm == "batch":
                 setattr(self, f"bn{i}", _busy_batch_norm(width))
+            elif batch_norm_parameters:
+                setattr(self, f"bn{i}", nn.BatchNorm1d(width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self._with_grid(x)

@@ -38,6 +38,7 @@ SCRIPTS: list[tuple[str, int, dict[str, object], dict[str, str]]] = [
     ("B", 2, {"activation": F.relu, "norm": "batch", "flat_skips": True}, {"script": "fourier_2d_time"}),
     ("B", 2, {"activation": F.relu, "flat_skips": True, "grid_order": "xy"}, {"script": "fourier_2d"}),
     ("B", 3, {"activation": F.relu, "flat_skips": True, "grid_place": "caller"}, {}),
+    ("B", 3, {"activation": F.relu, "flat_skips": True, "grid_place": "caller", "batch_norm_parameters": True}, {}),
     ("B", 2, {"norm": "instance"}, {"script": "fourier_2d_time"}),
     ("B", 1, {}, {"script": "fourier_1d"}),
     ("B", 1, {"activation": lambda x: F.leaky_relu(x, 0.2)}, {"script": "fourier_1d", "activation": "leaky_relu(0.2)"}),
@@ -48,10 +49,14 @@ SCRIPTS: list[tuple[str, int, dict[str, object], dict[str, str]]] = [
     ("B", 2, {"batch_norm_parameters": True}, {"script": "fourier_2d_time"}),
     ("B", 3, {"padding": (0, 0, 6), "batch_norm_parameters": True}, {"script": "fourier_3d"}),
     ("B", 3, {"padding": (0, 0, 6)}, {}),
+    ("B", 2, {"norm": "batch"}, {"script": "fourier_2d_time"}),
+    ("B", 2, {"norm": "batch", "padding": (9, 9)}, {"script": "fourier_2d"}),
+    ("B", 3, {"norm": "batch", "padding": (0, 0, 6)}, {"script": "fourier_3d"}),
     ("C", 1, {}, {}),
     ("C", 2, {"padding": (9, 9)}, {"script": "fourier_2d"}),
     ("C", 2, {"norm": "instance"}, {"script": "fourier_2d_time"}),
     ("C", 3, {"padding": (0, 0, 6)}, {}),
+    ("C", 1, {"norm": "batch"}, {}),
     ("C", 1, {"norm": "batch"}, {"norm": "batch"}),
     ("C", 2, {"norm": "batch", "padding": (9, 9), "activation": F.relu}, {"script": "fourier_2d", "norm": "batch", "activation": "relu"}),
     ("B", 2, {"norm": "instance", "padding": (3, 0)}, {"script": "fourier_2d", "norm": "instance", "padding": "3,0"}),
@@ -198,6 +203,15 @@ def test_another_script_with_the_same_keys_is_named() -> None:
     options = Options({**BURGERS})
     said = " ".join(import_original(model.state_dict(), options).assumptions)
     assert "(activation=relu, coordinates=0:6.28" in said
+
+
+def test_ignored_batch_norms_are_said_to_have_run_or_not() -> None:
+    for norm, ran in (("batch", "WARNING: training ran them"), ("none", "training never ran them")):
+        state = drawn("B", 1, {"norm": norm, "batch_norm_parameters": True})[0].state_dict()
+        said = import_original(state, Options({**BURGERS, "norm": "none"})).assumptions
+        assert any(line.endswith(f"are ignored: {ran} (norm=batch uses them)") for line in said)
+        said = import_original(state, Options({**BURGERS, "norm": "batch"})).assumptions
+        assert not any("ignored" in line for line in said)
 
 
 def test_coordinates_in_other_ranges_are_folded_into_the_lifting() -> None:
