@@ -179,6 +179,7 @@ def import_original(
         state=state,
         assumptions=(
             *_assumptions(found, script, recipe, dropped, held),
+            *_about_unread(() if pickled is None else pickled.unread),
             *([f"the prefix {prefix!r} of all keys was removed"] if prefix else ()),
         ),
     )
@@ -517,3 +518,13 @@ def _assumptions(
             f"{dropped[0]} and the other batch norms are ignored: {ran} (norm=batch uses them)"
         )
     return tuple(lines)
+
+
+def _about_unread(names: tuple[str, ...]) -> tuple[str, ...]:
+    if not names:
+        return ()
+    more = ", .." if len(names) > 5 else ""
+    return (
+        f"WARNING: the pickled network holds {', '.join(names[:5])}{more} besides its weights, and the import leaves them "
+        "out: if the network scales its fields by them, give them with --normalizer or --input-mean and the like",
+    )

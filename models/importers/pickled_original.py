@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard
 
 import torch
+from torch import Tensor
 
 from turbofno.models.importers.activations import activation_of
 from turbofno.models.importers.refusal import ImportRefused
@@ -24,13 +25,15 @@ class Pickled:
     """What a module, which may be a wrapper, shows of the network that it is or holds.
 
     `padding` is the network's attribute, None without it. `activations` are held as modules or functions, by dotted path.
-    `norms` are the eps of its norms, by kind. `of_pdebench`: it is a network of the package pdebench.
+    `norms` are the eps of its norms, by kind. `of_pdebench`: it is a network of the package pdebench. `unread` are the
+    paths of normalisers and numbers outside of its state dict, which its code may use.
     """
 
     padding: Any
     activations: dict[str, str]
     norms: dict[Norm, set[float]]
     of_pdebench: bool
+    unread: tuple[str, ...]
 
 
 def shown_by(module: Stub) -> Pickled:
@@ -38,9 +41,17 @@ def shown_by(module: Stub) -> Pickled:
     activations: dict[str, str] = {}
     norms: dict[Norm, set[float]] = {"batch": set(), "instance": set()}
     paddings = []
+    unread: list[str] = []
     parts = submodules(module)
     for path, part in parts.items():
         activations |= _activations(path, part)
+        unread += (
+            f"{path}.{name}".removeprefix(".")
+            for name, value in part.attributes.items()
+            if isinstance(value, Tensor)
+            or (isinstance(value, Stub) and value.cls.name.endswith("Normalizer"))
+            or re.fullmatch("(.+_)?(mean|std)", name)
+        )
         norm = re.fullmatch(r"(Batch|Instance)Norm[123]d", part.cls.name)
         if norm is not None and part.cls.module.startswith("torch."):
             kind: Norm = "batch" if norm[1] == "Batch" else "instance"
@@ -48,7 +59,9 @@ def shown_by(module: Stub) -> Pickled:
         if {"fc0", "p"} & set(part.attributes.get("_modules") or ()):
             paddings.append(part.attributes.get("padding"))
     of_pdebench = any(part.cls.module.startswith("pdebench.") for part in parts.values())
-    return Pickled(paddings[0] if paddings else None, activations, norms, of_pdebench)
+    return Pickled(
+        paddings[0] if paddings else None, activations, norms, of_pdebench, tuple(unread)
+    )
 
 
 def _activations(path: str, part: Stub) -> dict[str, str]:

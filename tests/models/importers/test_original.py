@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from tests.models.importers.comparison import assert_equal_functions
 from tests.models.importers.original_scripts import MLP, Script
+from tests.models.importers.test_normalizers import RangeNormalizer
 from turbofno.models.core.fno import to_precision
 from turbofno.models.importers.detect import convert, read_checkpoint
 from turbofno.models.importers.original import import_original, recognises
@@ -120,6 +121,20 @@ def test_imported_network_gives_the_scripts_result(
             state = {f"conv1.{key}": tensor for key, tensor in state.items()}
         assert recognises(state)
         assert_parity(import_original(state, Options(said)), model, size)
+
+
+def test_numbers_that_a_pickled_network_holds_besides_its_weights_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = drawn("B", 1, {})
+    path = saved_script(model, tmp_path, monkeypatch, "FNO1d")
+    plain = convert(read_checkpoint(path), Options({**BURGERS})).assumptions
+    assert not any("besides its weights" in line for line in plain)
+    model.y_normalizer = RangeNormalizer(torch.randn(9, 16))
+    model.shift, model.out_std = torch.ones(1), 2.5
+    path = saved_script(model, tmp_path, monkeypatch, "FNO1d")
+    said = convert(read_checkpoint(path), Options({**BURGERS})).assumptions
+    assert "WARNING: the pickled network holds y_normalizer, shift, out_std besides" in said[-1]
 
 
 @pytest.mark.parametrize("inputs", [1, 3, 10])
