@@ -37,6 +37,8 @@ _EXACT: dict[str, set[str]] = {
     "copyreg": {"_reconstructor"},
     "copy_reg": {"_reconstructor"},
     "functools": {"partial"},
+    # in modules of PhysicsNeMo
+    "logging": {"getLogger"},
     "pathlib": {"Path", "PosixPath", "PurePosixPath", "WindowsPath"},
     "_codecs": {"encode"},
     "numpy": {"dtype", "ndarray", "float32", "float64", "int64", "int32", "bool_"},

@@ -173,7 +173,7 @@ def _read_folder(path: Path, forced: Format | None) -> Checkpoint:
             )
         _refuse_other_format(path, forced, "the-well")
         return Checkpoint("the-well", path, read_safetensors(weights), settings)
-    states = sorted(path.glob(f"*{_STATE_SUFFIX}"))
+    states = sorted([*path.glob(f"*{_STATE_SUFFIX}"), *path.glob("*.mdlus")])
     for name in _TRAINER_STATES:
         if path / f"{name}{_STATE_SUFFIX}" in states:
             return _read_file(path / f"{name}{_STATE_SUFFIX}", forced)
@@ -181,7 +181,7 @@ def _read_folder(path: Path, forced: Format | None) -> Checkpoint:
         return _read_file(states[0], forced)
     names = ", ".join(state.name for state in states) or "none"
     raise ImportRefused(
-        f"{path}: expected one *{_STATE_SUFFIX}, or config.json and model.safetensors, found {names}; "
+        f"{path}: expected one *{_STATE_SUFFIX} or *.mdlus, or config.json and model.safetensors, found {names}; "
         "pass the path of the checkpoint file"
     )
 
@@ -247,6 +247,12 @@ def _read_torch(
         for key, value in content.items()
         if not isinstance(key, str) or not isinstance(value, Tensor)
     ]
+    if "optimizer_state_dict" in others:
+        raise ImportRefused(
+            f"{path} is a training state, but none of its entries, {', '.join(others[:5])}, is known as a network's. Pass "
+            "the network's own file: PhysicsNeMo writes it beside this one, as NAME.EPOCH.mdlus; else save it with "
+            "torch.save(model.state_dict(), path)"
+        )
     if others or not content:
         raise ImportRefused(
             f"{path}: not a state dict: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import zipfile
 from pathlib import Path
 
@@ -92,6 +93,31 @@ def test_a_state_dict_is_told_how_to_be_saved(tmp_path: Path) -> None:
     state = {f"module.{key}": tensor for key, tensor in one_dimensional().items()}
     torch.save(state, tmp_path / "fno.pt")
     with pytest.raises(ImportRefused, match=r"state dict of PhysicsNeMo's FNO.*model\.save"):
+        read_checkpoint(tmp_path / "fno.pt")
+
+
+def test_a_folder_of_checkpoints_is_read_if_it_has_one_network(tmp_path: Path) -> None:
+    training = {"epoch": 3, "optimizer_state_dict": {}, "scheduler_state_dict": {}}
+    torch.save(training, tmp_path / "checkpoint.0.3.pt")
+    with pytest.raises(
+        ImportRefused, match=r"training state.*beside this one, as NAME\.EPOCH\.mdlus"
+    ):
+        read_checkpoint(tmp_path / "checkpoint.0.3.pt")
+    mdlus(tmp_path / "FNO.0.3.mdlus")
+    assert read_checkpoint(tmp_path).path == tmp_path / "FNO.0.3.mdlus"
+    mdlus(tmp_path / "FNO.0.4.mdlus")
+    with pytest.raises(ImportRefused, match=r"found FNO\.0\.3\.mdlus, FNO\.0\.4\.mdlus; pass"):
+        read_checkpoint(tmp_path)
+
+
+def test_a_network_saved_whole_is_told_how_to_be_saved(tmp_path: Path) -> None:
+    network = torch.nn.Module()
+    network.spec_encoder = torch.nn.Module()
+    network.spec_encoder.spconv_layers = torch.nn.ModuleList([torch.nn.Linear(1, 1)])
+    # as in the library's base class
+    network.logger = logging.getLogger("core.module")
+    torch.save(network, tmp_path / "fno.pt")
+    with pytest.raises(ImportRefused, match=r"PhysicsNeMo's FNO.*model\.save"):
         read_checkpoint(tmp_path / "fno.pt")
 
 
