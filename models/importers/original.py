@@ -317,12 +317,19 @@ def _overridden(recipe: Recipe, found: _Found, options: Options) -> Recipe:
     layouts: tuple[Layout, ...] = ("in-out", "out-in")
     activation = activation_of(options.text("activation") or recipe.activation, "activation")
     of_mlps = options.text("mlp_activation") or recipe.mlp_activation or activation
+    grid = options.choice("grid", grids, recipe.grid)
+    given = {"coordinates", "grid_order", "grid_place"} & options.given.keys()
+    if grid == "none" and given:
+        raise ImportRefused(
+            f"{', '.join(sorted(given))} is about coordinates that the server adds, but with grid=none it adds none: "
+            "leave it out, or choose the coordinates with --set grid=endpoints"
+        )
     return Recipe(
         activation=activation,
         mlp_activation=activation_of(of_mlps, "mlp_activation"),
         padding=padding,
         norm=options.choice("norm", norms, recipe.norm),
-        grid=options.choice("grid", grids, recipe.grid),
+        grid=grid,
         grid_order=options.choice("grid_order", orders, recipe.grid_order),
         grid_place=options.choice("grid_place", places, recipe.grid_place),
         coordinates=options.pairs("coordinates", found.n_dim) or recipe.coordinates,

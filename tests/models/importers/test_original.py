@@ -505,6 +505,11 @@ def test_the_padding_of_a_network_inside_a_wrapper_is_used(
         ({"conv1.weights1": torch.zeros(4, 4, 9, 9) + 0j}, {}, "differ in shape"),
         ({}, {"colour": "blue"}, "no setting colour; its settings are: activation"),
         ({}, {"activation": "wavelet"}, "activation=wavelet is not supported; supported are none"),
+        (
+            {},
+            {"grid": "none", "coordinates": "0:2"},
+            "coordinates is about .* with grid=none it adds none",
+        ),
         ({}, {"padding": "1,2,3"}, "padding has 3 entries, expected 2"),
         ({}, {"padding": "-3"}, "padding must be whole numbers from 0, like 9,9, not '-3'"),
         ({}, {"script": "fourier_1d"}, "script must be one of fourier_2d, fourier_2d_time, not"),
