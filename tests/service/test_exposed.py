@@ -52,12 +52,14 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
             folder, *new, "-x509", "-subj", f"/CN={name}",
             "-keyout", f"{name}.key", "-out", f"{name}.pem",
         )  # fmt: skip
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
+    # From 3.13 on Python refuses certificates without their authority's key identifier (RFC 5280).
+    extensions = "subjectAltName=IP:127.0.0.1\nauthorityKeyIdentifier=keyid\n"
+    (folder / "extensions").write_text(extensions)
     for name in ("server", "client"):
         openssl(folder, *new, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", "request")
         openssl(
             folder, "x509", "-req", "-in", "request", "-CA", "authority.pem", "-CAkey", "authority.key",
-            "-CAcreateserial", "-days", "2", "-extfile", "names", "-out", f"{name}.pem",
+            "-CAcreateserial", "-days", "2", "-extfile", "extensions", "-out", f"{name}.pem",
         )  # fmt: skip
     return folder
 
