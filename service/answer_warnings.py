@@ -23,6 +23,8 @@ _MEANING = {
     INPUT_DISTANCE: "fields like the training data exceeds: model {model} was not trained on such inputs",
     RESIDUAL: "fields like those of its evaluation exceeds: the relative error of the prediction is about that large",
 }
+_ROUNDING = 1e-6
+"""Share of a channel's largest value: float32 input that touches a bound is below it by less once interpolated."""
 _NO_RESIDUAL = "no residual on this grid: the prediction was not compared with its PDE"
 
 
@@ -102,14 +104,15 @@ class AnswerWarnings:
 
 def of_interpolated(fields: Fields, config: ModelConfig) -> tuple[AnswerWarning, ...]:
     """A warning if the input, interpolated to the training grid, is beyond its bounds there: Fourier series overshoot."""
-    return _of_bounds(fields, config.inputs, where="the input, interpolated to the training grid: ")
+    where = "the input, interpolated to the training grid: "
+    return _of_bounds(fields, config.inputs, where, _ROUNDING)
 
 
 def _of_bounds(
-    fields: Fields, channels: Sequence[Channel], where: str = ""
+    fields: Fields, channels: Sequence[Channel], where: str = "", rounding: float = 0.0
 ) -> tuple[AnswerWarning, ...]:
-    """A warning if a value is beyond its channel's physical bounds."""
-    found = first_beyond(fields, channels)
+    """A warning if a value is beyond its channel's physical bounds by more than `rounding`, as `first_beyond`."""
+    found = first_beyond(fields, channels, rounding)
     if found is None:
         return ()
     # without units, which a header may not be able to hold

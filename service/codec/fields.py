@@ -375,19 +375,26 @@ def check_bounds(fields: Fields, channels: Sequence[Channel]) -> None:
         raise InvalidField(f"{found.told(unit)}: check sign and units")
 
 
-def first_beyond(fields: Fields, channels: Sequence[Channel]) -> Beyond | None:
-    """The first value of [batch, channels, *grid] that is beyond its channel's physical bounds."""
+def first_beyond(
+    fields: Fields, channels: Sequence[Channel], rounding: float = 0.0
+) -> Beyond | None:
+    """The first value of [batch, channels, *grid] that is beyond its channel's physical bounds.
+
+    Args:
+        rounding: share of the channel's largest value by which it may be beyond them.
+    """
     for index, channel in enumerate(channels):
-        for bound, words, beyond in (
-            (channel.minimum, "at least", np.less),
-            (channel.exclusive_minimum, "above", np.less_equal),
-            (channel.maximum, "at most", np.greater),
-            (channel.exclusive_maximum, "below", np.greater_equal),
+        for bound, words, beyond, sign in (
+            (channel.minimum, "at least", np.less, -1),
+            (channel.exclusive_minimum, "above", np.less_equal, -1),
+            (channel.maximum, "at most", np.greater, 1),
+            (channel.exclusive_maximum, "below", np.greater_equal, 1),
         ):
             if bound is None:
                 continue
             values = fields[:, index]
-            wrong = beyond(values, bound)
+            slack = rounding and rounding * float(np.abs(values).max())
+            wrong = beyond(values, bound + sign * slack)
             if wrong.any():
                 where = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
                 field, *point = (int(i) for i in where)
