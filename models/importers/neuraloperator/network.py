@@ -129,7 +129,8 @@ class Network:
             block=block,
             last_block=last_block,
         )
-        self._refuse_other_sizes(arch)
+        if not built:
+            self._refuse_other_sizes(arch)
         return _without_default_steps(arch)
 
     def _refuse_other_sizes(self, arch: FNOArchitecture) -> None:
@@ -139,7 +140,8 @@ class Network:
             if named not in (None, size):
                 raise ImportRefused(
                     f"the file's arguments have {name}={named}, but its tensors {size}: they are of different networks. "
-                    "Save both again, network.save_checkpoint(folder, name)"
+                    "Save both again, network.save_checkpoint(folder, name); if a part of the network was replaced, save "
+                    "it whole: torch.save(network, path)"
                 )
 
     def _spectral_biases(self) -> list[torch.Tensor]:

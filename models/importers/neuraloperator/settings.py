@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from turbofno.models.importers.pickled_arrays import as_array, is_array
 from turbofno.models.importers.refusal import SAVE_TENSORS, ImportRefused
 from turbofno.models.importers.result import Options
 
@@ -124,7 +125,11 @@ def read_settings(
             f"the network was built with {', '.join(map(str, unknown))}, which FNO and TFNO do not have in "
             f"neuraloperator {', '.join(RELEASES)}"
         )
-    settings.metadata = {_RENAMED_0_3.get(name, name): value for name, value in raw.items()}
+    settings.metadata = {
+        # a size may be a number of numpy
+        _RENAMED_0_3.get(name, name): as_array(value).tolist() if is_array(value) else value
+        for name, value in raw.items()
+    }
     return settings
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import neuralop
+import numpy as np
 import pytest
 import torch
 from neuralop.layers.embeddings import GridEmbeddingND
@@ -136,6 +137,14 @@ def test_positional_arguments_and_other_grid_ranges(tmp_path: Path) -> None:
     xs = fields(PLAIN, GRIDS)
     expected = outputs(theirs, xs)
     assert_parity(imported_exactly(*read_saved(tmp_path, "model")), xs, expected)
+
+
+def test_sizes_may_be_numbers_of_numpy(tmp_path: Path) -> None:
+    sizes = {name: np.int64(PLAIN[name]) for name in ("in_channels", "hidden_channels")}
+    theirs = spread(TheirFNO(**{**PLAIN, **sizes}))
+    theirs.save_checkpoint(tmp_path, "model")
+    xs = fields(PLAIN, GRIDS)
+    assert_parity(imported_exactly(*read_saved(tmp_path, "model")), xs, outputs(theirs, xs))
 
 
 @pytest.mark.parametrize("name", ["FNO2d", "TFNO2d"])

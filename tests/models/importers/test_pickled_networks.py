@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from neuralop.layers.channel_mlp import ChannelMLP
 from neuralop.layers.embeddings import GridEmbeddingND
 from neuralop.layers.legacy_spectral_convolution import SpectralConv as LegacyConv
 from neuralop.layers.padding import DomainPadding
@@ -62,6 +63,12 @@ def test_modes_that_were_reduced_after_construction(
     theirs = spread(kind(**PLAIN))
     theirs.n_modes = modes
     same_answers(theirs, tmp_path)
+
+
+def test_a_projection_that_was_replaced_after_construction(tmp_path: Path) -> None:
+    theirs = TheirFNO(**PLAIN)
+    theirs.projection = ChannelMLP(4, out_channels=3, hidden_channels=8)
+    same_answers(spread(theirs), tmp_path)
 
 
 def test_layers_with_different_modes_are_refused(tmp_path: Path) -> None:
