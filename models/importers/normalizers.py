@@ -32,8 +32,9 @@ Side = Literal["input", "output"]
 
 _INPUT = {"input", "in_normalizer", "x_normalizer", "a_normalizer", "x", "a", "in"}
 _OUTPUT = {"output", "out_normalizer", "y_normalizer", "u_normalizer", "y", "u", "out"}
-# min, max and var are read to be refused: a side that has nothing else would not be scaled
-_VALUES = ("mean", "std", "eps", "assumed_eps", "mask", "a", "b", "min", "max", "var")
+# read to be refused: a side that has nothing else would not be scaled
+_REFUSED = ("min", "max", "var")
+_VALUES = ("mean", "std", "eps", "assumed_eps", "mask", "a", "b", *_REFUSED)
 # mean, x_mean, output_std
 _NAME = re.compile(rf"(?:({'|'.join(sorted(_INPUT | _OUTPUT))})_)?({'|'.join(_VALUES)})")
 # target_mean; not neuraloperator's squared_mean, and not those of a batch norm
@@ -236,6 +237,9 @@ def _numbers(content: Any, file: Path) -> dict[tuple[str, str], Tensor]:
         match = _NAME.fullmatch(name)
         if match is not None:
             inside = ".".join(filter(None, (owner, match[1])))
+            if match[2] in _REFUSED and inside.rpartition(".")[2] not in _INPUT | _OUTPUT:
+                # of something else, such as the range of time
+                continue
             found[inside, match[2]] = as_tensor(value, f"{file}: {path}")
         elif _OTHER_NAME.fullmatch(name):
             value_name = name.rpartition("_")[2]

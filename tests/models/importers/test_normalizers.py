@@ -278,6 +278,15 @@ def test_plain_numbers_in_every_file_format(tmp_path: Path) -> None:
     assert normalizing({"input": said}, ARCH).per_channel.input_std == (0.5, 3.0)
 
 
+def test_ranges_of_something_else_than_input_and_output_are_left_out(tmp_path: Path) -> None:
+    both = {"x_mean": 1.0, "x_std": 2.0, "y_mean": 3.0, "y_std": 4.0}
+    alone: dict[str, object] = {"min": 0.0, "max": 9.0}
+    for more in (alone, {"time": alone}):
+        (tmp_path / "n.json").write_text(json.dumps({**both, **more}))
+        sides = read_normalizer(tmp_path / "n.json")
+        assert {side: float(one.mean) for side, one in sides.items()} == {"input": 1, "output": 3}
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
