@@ -519,11 +519,14 @@ def _assumptions(
             f"the pickled network holds the activations {', '.join(shown[:5])}{more}; the file does not show where "
             "they are used"
         )
-    if dropped and recipe.norm != "batch":
-        ran = "WARNING: training ran them" if found.batch_norm_ran else "training never ran them"
-        lines.append(
-            f"{dropped[0]} and the other batch norms are ignored: {ran} (norm=batch uses them)"
-        )
+    unused = [name for name in dropped if not name.endswith(".num_batches_tracked")]
+    if unused:
+        why = "training never ran them (norm=batch uses them)"
+        if recipe.norm == "batch":
+            why = "WARNING: they are of no layer"
+        elif found.batch_norm_ran:
+            why = "WARNING: training ran them (norm=batch uses them)"
+        lines.append(f"{unused[0]} and the other batch norms are ignored: {why}")
     return tuple(lines)
 
 

@@ -227,6 +227,12 @@ def test_ignored_batch_norms_are_said_to_have_run_or_not() -> None:
         assert any(line.endswith(f"are ignored: {ran} (norm=batch uses them)") for line in said)
         said = import_original(state, Options({**BURGERS, "norm": "batch"})).assumptions
         assert not any("ignored" in line for line in said)
+        more = {**state, "bn9.weight": torch.full((8,), 2.0)}
+        said = import_original(more, Options({**BURGERS, "norm": "batch"})).assumptions
+        assert (
+            "bn9.weight and the other batch norms are ignored: WARNING: they are of no layer"
+            in said
+        )
 
 
 def test_coordinates_in_other_ranges_are_folded_into_the_lifting() -> None:
