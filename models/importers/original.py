@@ -224,7 +224,9 @@ def _find(tensors: Mapping[str, Tensor]) -> _Found:
     while f"{prefix}conv{n_layers}.weights1" in tensors:
         n_layers += 1
     skip = tensors.get(f"{prefix}w0.weight")
-    norms = {key: t for key, t in tensors.items() if re.match(rf"{prefix}bn\d+\.", key)}
+    norms = [key for key in tensors if re.match(rf"{prefix}bn\d+\.", key)]
+    # not weights and biases, which unused norms have, too, and an initialisation may have drawn
+    statistics = [key for key in norms if not key.endswith((".weight", ".bias"))]
     return _Found(
         generation,
         n_dim,
@@ -232,8 +234,10 @@ def _find(tensors: Mapping[str, Tensor]) -> _Found:
         channels=tensors[lift].shape[1],
         has_batch_norm=bool(norms),
         batch_norm_ran=any(
-            t.ne(key.endswith((".weight", ".running_var"))).any() for key, t in norms.items()
-        ),
+            tensors[key].ne(key.endswith(".running_var")).any() for key in statistics
+        )
+        if statistics
+        else bool(norms),
         flat_skips=n_dim > 1 and skip is not None and skip.ndim == 3,
     )
 

@@ -102,6 +102,7 @@ class Script(nn.Module):
                 setattr(self, f"bn{i}", _busy_batch_norm(width))
             elif batch_norm_parameters:
                 setattr(self, f"bn{i}", nn.BatchNorm1d(width))
+                nn.init.uniform_(getattr(self, f"bn{i}").weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self._with_grid(x)
