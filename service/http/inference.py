@@ -18,6 +18,8 @@ from turbofno.service.settings import env_name
 
 _HEAVY_VALUES = 16 * 1024
 """Fields of more values (about 0.5 ms) are interpolated off the event loop."""
+JSON_FACTOR = 3
+"""Approximate size of JSON relative to float32."""
 
 
 def run_model(
@@ -27,18 +29,21 @@ def run_model(
     priority: int,
     seconds: float | None,
     output_grid: Grid | None = None,
+    as_json: bool = False,
     vjp: VjpShapes | None = None,
 ) -> Awaitable[PredictResult]:
     """Run the model on the fields, or on rows for gradients with `vjp`; the work is dropped unless started within `seconds`.
 
-    With an `output_grid` the fields are interpolated to the training grid, and the result from there. Otherwise this returns
-    what the engine returned: a coroutine of its own would be memory of each waiting request.
+    With an `output_grid` the fields are interpolated to the training grid, and the result from there, for an answer in JSON
+    if `as_json`. Otherwise this returns what the engine returned: a coroutine of its own would be memory of each waiting
+    request.
 
     Raises:
         NotFound, QueueFull, DeadlineExceeded, Unavailable, InvalidField, InferenceFailed: as `Engine.predict`.
         PayloadTooLarge, QueueFull: the interpolated fields exceed the memory limit, or what is free of it now.
     """
     if output_grid is not None:
+        _hold_interpolated(call, len(fields), output_grid, as_json=as_json)
         return _run_on_training_grid(call, fields, output_grid, priority, seconds)
     request = engine_request(call, fields, seconds)
     request.priority, request.vjp, request.trace = priority, vjp, call.trace
@@ -51,7 +56,6 @@ async def _run_on_training_grid(
     call: Call, fields: Fields, output_grid: Grid, priority: int, seconds: float | None
 ) -> PredictResult:
     config, count = call.served.config, len(fields)
-    _hold_interpolated(call, count, output_grid)
     started = time.perf_counter()
     heavy = fields.size + count * math.prod(config.grid.training) > _HEAVY_VALUES
     fields = await offload(heavy, to_network, fields, config)
@@ -67,18 +71,20 @@ async def _run_on_training_grid(
     return result
 
 
-def _hold_interpolated(call: Call, count: int, output_grid: Grid) -> None:
+def _hold_interpolated(call: Call, count: int, output_grid: Grid, *, as_json: bool) -> None:
     """Reserve memory for input and output on the training grid, and for the answer: a small body can ask for a large one."""
     config = call.served.config
     channels, training = config.architecture, config.grid.training
-    points = math.prod(answered_grid(training, config)) + math.prod(output_grid)
+    answer = math.prod(output_grid) * (1 + JSON_FACTOR if as_json else 1)
+    points = math.prod(answered_grid(training, config)) + answer
     values = channels.in_channels * math.prod(training) + channels.out_channels * points
     size = 4 * count * values
     most = call.context.settings.max_inflight_bytes
     if size > most:
+        binary = ", or for a binary format" if as_json else ""
         raise PayloadTooLarge(
             f"{count} fields on the {OUTPUT_GRID} {list(output_grid)} take {size} bytes, more than the limit of {most} "
-            f"({env_name('max_inflight_bytes')}): send fewer, or ask for a coarser grid"
+            f"({env_name('max_inflight_bytes')}): send fewer, or ask for a coarser grid{binary}"
         )
     call.admitted.hold_more(size)
 

@@ -81,6 +81,7 @@ async def infer(call: Call) -> Reply:
     work = run_model(
         call, fields,
         output_grid=grid,
+        as_json=not request.binary,
         priority=request.priority,
         seconds=None if timeout is None else timeout / 1e6,
     )  # fmt: skip

@@ -108,7 +108,8 @@ async def predict(call: Call) -> Reply:
     known = served.warnings(fields.shape[2:], parameters.output_grid)
     work = run_model(
         call, fields,
-        output_grid=parameters.output_grid, priority=parameters.priority, seconds=parameters.seconds,
+        output_grid=parameters.output_grid, as_json=parameters.writer is JSON,
+        priority=parameters.priority, seconds=parameters.seconds,
     )  # fmt: skip
     # The engine may have them elsewhere now.
     del fields

@@ -32,7 +32,7 @@ from turbofno.service.http.frame_stream import (
     accepted_format,
     stream,
 )
-from turbofno.service.http.inference import count_warnings, engine_request
+from turbofno.service.http.inference import JSON_FACTOR, count_warnings, engine_request
 from turbofno.service.http.parameters import Parameter, integer, seconds_allowed
 from turbofno.service.http.predict import alignment, fields_reply, read_fields, status_headers
 from turbofno.service.http.route import route
@@ -60,8 +60,6 @@ _PARAMETERS = (
     ),
     integer("start", "number of the step that the input is at, to resume a rollout", default=0),
 )
-_JSON_FACTOR = 3
-"""Approximate size of JSON relative to float32."""
 _EVERY = {"all": 1, "last": 0}
 _SUCCESS = {
     "description": "The frames, named as the input was, stacked on a first axis of time; in the form that Accept "
@@ -265,7 +263,7 @@ def _count(job: RolloutRequest) -> int:
 def _hold_frames(call: Call, job: RolloutRequest, codec: Codec) -> None:
     """Reserve memory for all frames before the first is computed. Raises PayloadTooLarge, QueueFull."""
     state = 2 * job.initial.fields.nbytes
-    size = _count(job) * job.frame_bytes * (_JSON_FACTOR if codec is JSON else 1)
+    size = _count(job) * job.frame_bytes * (JSON_FACTOR if codec is JSON else 1)
     most = call.context.settings.max_inflight_bytes
     if state + size > most:
         raise PayloadTooLarge(

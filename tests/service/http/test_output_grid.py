@@ -177,6 +177,27 @@ def test_predict_too_large_answer_is_413_and_one_that_does_not_fit_now_is_429() 
     asyncio.run(run())
 
 
+def test_an_answer_as_json_is_reserved_with_its_text() -> None:
+    # On the network's grid 3 * 16 values, in the answer 2 * 64, and three times the bytes of these as text.
+    needed = 4 * 30 * (3 * 16 + 4 * 2 * 64)
+    settings = {"max_body_bytes": 4000, "max_json_bytes": 4000, "max_inflight_bytes": needed - 1}
+    path = PREDICT.format("tiny-1d") + "?output_grid=64"
+    body, headers = written(NPY, drawn(8, n=30)), {"Content-Type": NPY}
+    response, _ = post(path, settings=settings, content=body, headers=headers)
+    assert response.status_code == 200
+    headers["Accept"] = "application/json"
+    response, engine = post(path, settings=settings, content=body, headers=headers)
+    assert response.status_code == 413
+    assert f"take {needed} bytes" in problem(response)["detail"]
+    assert "binary format" in problem(response)["detail"]
+    assert not engine.requests
+    entry = {"name": "input", "shape": [30, 1, 8], "datatype": "FP32", "data": [0] * 240}
+    document = {"inputs": [entry], "parameters": {"output_grid": "64"}}
+    response, engine = post(INFER.format("tiny-1d"), settings=settings, json=document)
+    assert response.status_code == 413
+    assert not engine.requests
+
+
 def test_memory_for_a_network_that_changes_the_resolution_counts_its_own_grid() -> None:
     async def run(limit: int) -> httpx.Response:
         async with serving(max_body_bytes=4000, max_json_bytes=4000, max_inflight_bytes=limit) as (
