@@ -1,4 +1,4 @@
-"""What a pickled network of an original script shows besides its state dict."""
+"""Facts that a pickled network of an original script shows besides its state dict."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FUNCTIONS = {name.lower() for name in torch.nn.modules.activation.__all__} | {"
 
 @dataclass(frozen=True, slots=True)
 class Pickled:
-    """What a module, which may be a wrapper, shows of the network that it is or holds.
+    """Facts that a module, which may be a wrapper, shows of the network that it is or holds.
 
     `padding` is the network's attribute, None without it. `activations` are held as modules or functions, by dotted path.
     `norms` are the eps of its norms, by kind. `of_pdebench`: it is a network of the package pdebench. `unread` are the
@@ -37,7 +37,7 @@ class Pickled:
 
 
 def shown_by(module: Stub) -> Pickled:
-    """What a pickled module shows."""
+    """The facts that a pickled module shows."""
     activations: dict[str, str] = {}
     norms: dict[Norm, set[float]] = {"batch": set(), "instance": set()}
     paddings = []

@@ -1,4 +1,4 @@
-"""What `turbofno import` reports: on the terminal, and in the model's card."""
+"""The report of `turbofno import`, on the terminal and in the model's card."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _about_grid(config: ModelConfig, imported: Imported) -> list[str]:
 
 
 def next_steps(config: ModelConfig, repository: Path) -> list[str]:
-    """What is missing, and how to serve and to call the model."""
+    """Lines that say what is missing, and how to serve and to call the model."""
     shape = "x".join(map(str, (config.architecture.in_channels, *config.grid.training)))
     return [
         "the model has no trust signals: answers will not warn of inputs unlike the training data",
