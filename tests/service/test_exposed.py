@@ -47,12 +47,12 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """authority.pem; server.* for 127.0.0.1 and client.*, signed by it; stranger.*, self-signed."""
     folder = tmp_path_factory.mktemp("certificates")
     new = ("req", "-newkey", "rsa:2048", "-nodes", "-days", "2")
+    # From 3.13 on Python refuses an authority without `keyUsage`, and what it signed without its key's identifier (RFC 5280).
     for name in ("authority", "stranger"):
         openssl(
-            folder, *new, "-x509", "-subj", f"/CN={name}",
+            folder, *new, "-x509", "-addext", "keyUsage=keyCertSign", "-subj", f"/CN={name}",
             "-keyout", f"{name}.key", "-out", f"{name}.pem",
         )  # fmt: skip
-    # From 3.13 on Python refuses certificates without their authority's key identifier (RFC 5280).
     extensions = "subjectAltName=IP:127.0.0.1\nauthorityKeyIdentifier=keyid\n"
     (folder / "extensions").write_text(extensions)
     for name in ("server", "client"):
