@@ -47,19 +47,17 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """authority.pem; server.* for 127.0.0.1 and client.*, signed by it; stranger.*, self-signed."""
     folder = tmp_path_factory.mktemp("certificates")
     new = ("req", "-newkey", "rsa:2048", "-nodes", "-days", "2")
-    # From 3.13 on Python refuses an authority without `keyUsage`, and what it signed without its key's identifier (RFC 5280).
     for name in ("authority", "stranger"):
         openssl(
-            folder, *new, "-x509", "-addext", "keyUsage=keyCertSign", "-subj", f"/CN={name}",
+            folder, *new, "-x509", "-subj", f"/CN={name}",
             "-keyout", f"{name}.key", "-out", f"{name}.pem",
         )  # fmt: skip
-    extensions = "subjectAltName=IP:127.0.0.1\nauthorityKeyIdentifier=keyid\n"
-    (folder / "extensions").write_text(extensions)
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
     for name in ("server", "client"):
         openssl(folder, *new, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", "request")
         openssl(
             folder, "x509", "-req", "-in", "request", "-CA", "authority.pem", "-CAkey", "authority.key",
-            "-CAcreateserial", "-days", "2", "-extfile", "extensions", "-out", f"{name}.pem",
+            "-CAcreateserial", "-days", "2", "-extfile", "names", "-out", f"{name}.pem",
         )  # fmt: skip
     return folder
 
