@@ -47,12 +47,14 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """authority.pem; server.* for 127.0.0.1 and client.*, signed by it; stranger.*, self-signed."""
     folder = tmp_path_factory.mktemp("certificates")
     new = ("req", "-newkey", "rsa:2048", "-nodes", "-days", "2")
+    # From 3.13 on Python refuses an authority without `keyUsage`, and what it signed without its key's identifier (RFC 5280).
+    usage = "keyUsage=keyCertSign,digitalSignature"
     for name in ("authority", "stranger"):
         openssl(
-            folder, *new, "-x509", "-subj", f"/CN={name}",
+            folder, *new, "-x509", "-addext", usage, "-subj", f"/CN={name}",
             "-keyout", f"{name}.key", "-out", f"{name}.pem",
         )  # fmt: skip
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\nauthorityKeyIdentifier=keyid\n")
     for name in ("server", "client"):
         openssl(folder, *new, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", "request")
         openssl(
