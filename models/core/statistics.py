@@ -58,8 +58,8 @@ class Thresholds(Strict):
     """Values of the trust signals above which an answer carries a warning.
 
     `exceeded_by` is the share of calibration fields whose signal is above its threshold. Calibration fields are fresh
-    samples from the distribution of the training data. A grid that is not listed uses the larger threshold of the
-    next coarser and the next finer one.
+    samples from the distribution of the training data; for the residual, those from which the model is evaluated. A grid
+    that is not listed uses the larger threshold of the next coarser and the next finer one.
     """
 
     exceeded_by: Annotated[float, Field(gt=0, lt=1)]

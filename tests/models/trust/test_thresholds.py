@@ -13,7 +13,7 @@ from turbofno.models.core.checkpoint import load_model
 from turbofno.models.core.config import ModelConfig, read_config
 from turbofno.models.core.regrid import at_points
 from turbofno.models.core.statistics import GridThresholds, Thresholds
-from turbofno.models.trust.calibrate import sampled, signals_of
+from turbofno.models.trust.calibrate import evaluated, sampled, signals_of
 from turbofno.models.trust.signals import Signals
 from turbofno.models.zoo import TRAINED
 from turbofno.models.zoo.pde import navier_stokes
@@ -126,6 +126,28 @@ def test_waves_that_the_training_grid_does_not_resolve_count_on_flows(n: int, wa
     fields = torch.from_numpy(at_points(flows.numpy(), (n, n), "periodic"))[:, 0]
     rough = fields + 0.1 * torch.cos(2 * math.pi * wave * torch.arange(n) / n)
     assert beyond("navier-stokes-2d", torch.cat([fields, rough])) == [False] * 3 + [True] * 3
+
+
+def test_the_residual_is_calibrated_on_frames_from_which_the_model_is_evaluated() -> None:
+    flows, first = problem_named("navier-stokes"), 10
+    assert evaluated(flows, torch.arange(100), 2).tolist() == [
+        *range(first, 50),
+        *range(50 + first, 100),
+    ]
+    assert evaluated(problem_named("burgers"), torch.arange(3), 3).tolist() == [0, 1, 2]
+
+
+def test_flows_with_errors_far_above_the_cards_are_above_the_threshold_of_the_residual() -> None:
+    model = load_model(TRAINED / "navier-stokes-2d")
+    assert model.config.statistics is not None
+    assert model.config.statistics.thresholds is not None
+    limit = model.config.statistics.thresholds.on((64, 64))["residual"]
+    young = navier_stokes.sample_inputs(range(3), seed=HELD_OUT_SEED, n=64).float()
+    flows = navier_stokes.solve(young, times=[10.0])[:, 0]
+    turned = flows.flip(1, 2)
+    for fields, bad in ((flows, False), (young, True), (turned, True)):
+        found = signals_of(model, iter([fields.unsqueeze(1)]))
+        assert (found["residual"] > limit).tolist() == [bad] * 3
 
 
 @pytest.mark.parametrize("waves", [2, 3])
