@@ -20,8 +20,8 @@ REASONS = (GRID, INPUT_DISTANCE, RESIDUAL, HORIZON, BOUNDS)
 """Values of the label `reason` in the metric of warnings."""
 
 _MEANING = {
-    INPUT_DISTANCE: "model {model} was not trained on such inputs",
-    RESIDUAL: "the relative error of the prediction is about that large",
+    INPUT_DISTANCE: "fields like the training data exceeds: model {model} was not trained on such inputs",
+    RESIDUAL: "fields like those of its evaluation exceeds: the relative error of the prediction is about that large",
 }
 _ROUNDING = 1e-6
 """Share of a channel's largest value: float32 input that touches a bound is below it by less once interpolated."""
@@ -59,7 +59,7 @@ class AnswerWarnings:
         one_in = f"{1 / statistics.thresholds.exceeded_by:.0f}"
         for signal, limit in statistics.thresholds.on(input_grid).items():
             meaning = _MEANING[signal].format(model=config.name)
-            end = f", which only 1 in {one_in} fields like the training data exceeds: {meaning}"
+            end = f", which only 1 in {one_in} {meaning}"
             self._limits.append((signal, limit, f" is above {limit:.3g}", end))
 
     @property

@@ -19,7 +19,7 @@ from benchmarks.trust.cases import noise_like
 from benchmarks.trust.ranking import BAD, RECORD
 from turbofno.models.core.checkpoint import load_model
 from turbofno.models.core.statistics import INPUT_DISTANCE, RESIDUAL
-from turbofno.models.trust.calibrate import sampled, signals_of
+from turbofno.models.trust.calibrate import evaluated, sampled, signals_of
 from turbofno.models.zoo import TRAINED
 from turbofno.models.zoo.problems import HELD_OUT_SEED, PROBLEMS, problem_named
 from turbofno.models.zoo.train import positive
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from turbofno.models.zoo.problems import Problem
 
 _TRAJECTORIES = 100
-"""Simulated samples of a time-dependent problem; fields are taken from the frames of all of them."""
+"""Simulated samples of a time-dependent problem; fields are taken from the evaluated frames of all of them."""
 _GROSS_FIELDS = 16
 _SIGNALS = (INPUT_DISTANCE, RESIDUAL)
 
@@ -70,7 +70,8 @@ def held_out_fields(problem: Problem, count: int) -> Iterator[Tensor]:
     if problem.time_step is None:
         yield from sampled(problem, count, seed=HELD_OUT_SEED, n=n)
         return
-    fields = torch.cat(list(sampled(problem, _TRAJECTORIES, seed=HELD_OUT_SEED, n=n)))
+    drawn = torch.cat(list(sampled(problem, _TRAJECTORIES, seed=HELD_OUT_SEED, n=n)))
+    fields = evaluated(problem, drawn, _TRAJECTORIES)
     yield fields[:: max(1, len(fields) // count)][:count]
 
 
