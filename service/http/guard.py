@@ -41,6 +41,8 @@ REASONS: dict[type[ServiceError], str] = {
 """The metric's label of each refusal."""
 _CACHED_HOSTS = 256
 """Number of Host headers whose result is cached."""
+_LONGEST_HOST = 512
+"""Bytes of a Host header: a name has at most 253 (RFC 1035). The time to check one grows with the square of its length."""
 
 
 class Guard:
@@ -78,7 +80,7 @@ class Guard:
 
     def check_host(self, host: bytes) -> None:
         """Raise Misdirected if the Host header is none of the server's names."""
-        if not self._serves(host):
+        if len(host) > _LONGEST_HOST or not self._serves(host):
             raise Misdirected(
                 f"this server is not known as {host[:80].decode('latin-1')!r}: call it by IP address, as localhost, or "
                 f"by a name in {env_name('allowed_hosts')}; add this one there if a proxy or DNS leads here by it"
