@@ -144,7 +144,8 @@ def _read(file: Path, folders: tuple[Path, ...], limit: int) -> bytes:
     except FileNotFoundError:
         raise CheckpointError(f"{file.parent} has no {file.name}") from None
     except OSError as error:
-        raise CheckpointError(f"{file}: cannot be read: {error}") from error
+        # without the file's real path, which clients must not learn
+        raise CheckpointError(f"{file}: cannot be read: {error.strerror}") from error
     except FileRefused as error:
         raise CheckpointError(str(error)) from None
 

@@ -26,7 +26,8 @@ def read_inside(file: Path, *folders: Path, limit: int) -> bytes:
         FileRefused: a link out of the folders, not a regular file, or more than `limit` bytes.
         OSError: the file is missing or cannot be read.
     """
-    real = file.resolve(strict=True)
+    # not Path.resolve, which before Python 3.13 raises RuntimeError for a loop
+    real = Path(os.path.realpath(file, strict=True))
     if not is_inside(real, *folders):
         raise FileRefused(
             f"{file} is a link that leads out of {folders[0]}: replace the link by the file itself"

@@ -85,6 +85,23 @@ def test_a_folder_in_place_of_a_file_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [CONFIG_FILE, WEIGHTS_FILE])
+def test_a_link_to_itself_is_refused(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    (folder / name).symlink_to(name)
+    with pytest.raises(CheckpointError, match=f"{name}: cannot be read: Too many"):
+        load_model(folder)
+
+
+def test_an_error_does_not_show_where_a_link_leads(folder: Path) -> None:
+    (folder / WEIGHTS_FILE).unlink()
+    (folder / "elsewhere").mkdir()
+    (folder / WEIGHTS_FILE).symlink_to("elsewhere")
+    with pytest.raises(CheckpointError, match=f"{WEIGHTS_FILE}: cannot be read: Is a") as refused:
+        load_model(folder)
+    assert "elsewhere" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", [CONFIG_FILE, WEIGHTS_FILE])
 def test_a_file_far_larger_than_it_may_be_is_not_read(folder: Path, name: str) -> None:
     # A sparse file, which uses no disk space.
     os.truncate(folder / name, 1 << 40)
