@@ -6,6 +6,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from turbofno.models.importers.refusal import printable
 from turbofno.service.codec.fields import grid_limits
 from turbofno.service.demo.sample_parameters import sampler_of
 
@@ -44,7 +45,7 @@ def banner(url: str, configs: Sequence[ModelConfig], *, page: bool, keys: bool =
     lines = [f"turbofno is ready at {url} (documentation: {url}/docs{look}). Try:", ""]
     for config in configs:
         # On one line, because it is a shell comment.
-        description = " ".join(config.description.split())
+        description = printable(" ".join(config.description.split()))
         call = _sample_command if page and sampler_of(config) else _wave_command
         lines += [f"# {config.name}: {description}", call(curl, url, config), ""]
     return "\n".join(lines)

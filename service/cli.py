@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from turbofno.models.core.config import Channel, GridSpec
 from turbofno.models.core.registry import CONFIG_FILE
 from turbofno.models.importers import arguments as import_arguments
+from turbofno.models.importers.refusal import printable
 from turbofno.models.verify import arguments as verify_arguments
 from turbofno.service import model_limits
 from turbofno.service.banner import greet
@@ -63,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     ) as error:  # fmt: skip
         refused = isinstance(error, TurboFNOError) and error.status == HTTPStatus.UNAUTHORIZED
         hint = f"; this command sends the one in {API_KEY_VARIABLE}" if refused else ""
-        sys.stderr.write(f"turbofno: {error}{hint}\n")
+        # The error may quote the files of a model.
+        sys.stderr.write(printable(f"turbofno: {error}{hint}") + "\n")
         return _USAGE if isinstance(error, _UsageError) else _FAILED
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -321,7 +323,7 @@ def _models(arguments: argparse.Namespace) -> int:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        sys.stdout.write("  ".join(cells).rstrip() + "\n")
+        sys.stdout.write(printable("  ".join(cells).rstrip()) + "\n")
     return 0
 
 

@@ -11,6 +11,8 @@ import time
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from turbofno.models.importers.refusal import printable
+
 if TYPE_CHECKING:
     from turbofno.service.settings import Settings
 
@@ -90,6 +92,9 @@ class ConsoleFormatter(_Formatter):
         if identity := request_id.get():
             parts.append(f"request_id={identity}")
         text = " ".join(parts)
+        if not text.isprintable():
+            # Messages quote files of models, which could otherwise forge lines.
+            text = printable(text)
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
         return text

@@ -9,9 +9,9 @@ from turbofno.service.banner import banner
 
 
 def test_a_description_of_several_lines_stays_one_comment() -> None:
-    config = tiny_config().model_copy(update={"description": "first\nrm -rf x\r\u2028end"})
+    config = tiny_config().model_copy(update={"description": "first\nrm -rf x\r\u2028\x1b[2Jend"})
     lines = banner("http://x", [config], page=False).split("\n")
-    assert lines[2] == "# tiny-1d: first rm -rf x end"
+    assert lines[2] == r"# tiny-1d: first rm -rf x \x1b[2Jend"
     assert lines[3].startswith("python3 -c ")
 
 

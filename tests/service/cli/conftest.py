@@ -56,6 +56,9 @@ class _Server(BaseHTTPRequestHandler):
             broken |= {"backend": "", "precision": "", "execution": "", "execution_reason": ""}
             listing = [summary | {"description": config.description}, broken]
             self._answer(200, orjson.dumps({"models": listing}))
+        elif self.path == "/hostile/v1/models":
+            text = "\x1b[2J\nother-model"
+            self._answer(200, orjson.dumps({"models": [summary | {"description": text}]}))
         elif self.path == "/closed/v1/models":
             self._answer(401, orjson.dumps({"detail": "an API key is needed"}))
         elif self.path in _MODELS:

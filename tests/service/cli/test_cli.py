@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -9,10 +10,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from tests.service.forked import start
-from tests.service.tiny import tiny_config
+from tests.service.tiny import save_tiny, tiny_config
 from turbofno.service import cli
 from turbofno.service.__main__ import main as entry_point
 from turbofno.service.settings import Settings, env_name
@@ -53,6 +55,30 @@ def test_models_prints_a_table(url: str, capsys: pytest.CaptureFixture[str]) -> 
     assert row.split(maxsplit=6) == [*runs, f"{untold}  {tiny_config().description} (a norm)"]
     assert broken.split(maxsplit=7) == ["b", "12", "UNAVAILABLE", *"----", "no weights"]
     assert head.index("STATE") == row.index("READY") == broken.index("UNAVAILABLE")
+
+
+def test_a_description_cannot_forge_rows_of_the_table(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["models", "--url", f"{url}/hostile"]) == 0
+    _, row = capsys.readouterr().out.splitlines()
+    assert row.endswith(r"\x1b[2J\nother-model (a norm)")
+
+
+def test_an_error_cannot_write_to_the_terminal_what_a_model_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny(tmp_path, "x")
+    config = tmp_path / "x" / "config.json"
+    known = json.loads(config.read_text())
+    config.write_text(json.dumps({**known, "\x1b[2J\nall is well": 0}))
+    np.save(tmp_path / "field.npy", np.zeros((1, 16), np.float32))
+    monkeypatch.setenv(env_name("model_repository"), str(tmp_path))
+    files = [str(tmp_path / "field.npy"), "-o", str(tmp_path / "answer.npy")]
+    assert cli.main(["predict", "x", *files, "--local"]) == 1
+    error = capsys.readouterr().err
+    assert r"\x1b[2J\nall is well" in error
+    assert error.rstrip("\n").isprintable()
 
 
 def test_a_server_that_asks_for_a_key_is_answered_with_where_to_put_it(

@@ -107,6 +107,15 @@ def test_console_line_cannot_be_forged_by_a_path() -> None:
     assert "GET /a%0Ab%1B[31m" in lines[0]
 
 
+def test_console_line_cannot_be_forged_by_a_message() -> None:
+    """As of a model that is not loaded since its config.json has such a key."""
+    key = "\n08:40:00.000 INFO    loaded model x \x1b[32m\u2028"
+    record = logging.LogRecord("x", logging.ERROR, "", 0, "no model: %s", (key,), None)
+    text = ConsoleFormatter().format(record)
+    assert text.isprintable()
+    assert r"no model: \n08:40:00.000 INFO    loaded model x \x1b[32m\u2028" in text
+
+
 def test_lines_show_neither_caller_nor_thread_nor_process(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
