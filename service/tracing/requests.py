@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from turbofno.service.http.call import Call
 
 _W3C = TraceContextTextMapPropagator()
+_LONGEST_PATH = 256
+"""Most characters of a path in a span: thousands of spans may wait for the collector, also those of refused requests."""
 
 
 class RequestTracer:
@@ -32,11 +34,12 @@ class RequestTracer:
         carrier = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in call.headers.items()
         }
+        path = call.path[:_LONGEST_PATH]
         span = self._tracer.start_span(
-            f"{call.method} {call.path}",
+            f"{call.method} {path}",
             propagate.extract(carrier),
             SpanKind.SERVER,
-            {"http.request.method": call.method, "url.path": call.path},
+            {"http.request.method": call.method, "url.path": path},
         )
         call.span = span
         sent: dict[str, str] = {}

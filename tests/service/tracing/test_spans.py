@@ -182,6 +182,17 @@ def test_broken_parents_start_a_trace_of_their_own(
     assert all(span.parent is None for span in spans if span.kind is SpanKind.SERVER)
 
 
+def test_a_span_has_only_the_beginning_of_a_long_path(
+    tmp_path: Path, exporter: InMemorySpanExporter
+) -> None:
+    save_tiny(tmp_path)
+    path = "/" + "x" * 20_000
+    (answer,), (span,) = exchange(tmp_path, exporter, {"method": "GET", "url": path})
+    assert answer.status_code == 404
+    assert len(span.name) < 300
+    assert (span.attributes or {})["url.path"] == path[:256]
+
+
 def test_a_failure_in_a_batch_is_an_error_of_its_span(
     tmp_path: Path, exporter: InMemorySpanExporter
 ) -> None:
