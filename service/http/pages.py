@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -75,7 +76,13 @@ async def documentation_file(file: str) -> Response:
     path = _DOCUMENTATION_FILES.get(file)
     if path is None:
         raise NotFound(f"the documentation has no file {file[:80]!r}")
-    return FileResponse(path, media_type=_TYPES[path.suffix], headers=_HEADERS)
+    return Response(_content(path), media_type=_TYPES[path.suffix], headers=_HEADERS)
+
+
+@lru_cache
+def _content(path: Path) -> bytes:
+    """The content of a file, once in memory however many clients read it slowly."""
+    return path.read_bytes()
 
 
 @router.get("/ui")

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.service.http.serving import serving
+from turbofno.service.http import pages
 from turbofno.service.version import VERSION
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
@@ -57,3 +58,11 @@ def test_the_documentation_loads_only_its_own_files() -> None:
         assert found.status_code == 200, file
         assert found.headers["content-type"].startswith(("text/javascript", "text/css"))
     assert get("/docs/other.js").status_code == 404
+
+
+def test_slow_readers_share_the_documentations_largest_file() -> None:
+    """1.5 MB, which no limit on bytes counts."""
+    first, second = (
+        asyncio.run(pages.documentation_file("swagger-ui-bundle.js")).body for _ in range(2)
+    )
+    assert first is second
