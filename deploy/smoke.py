@@ -23,11 +23,19 @@ class Failed(Exception):
     """A check failed."""
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Makes a redirect an answer: urllib would send the API key on to whatever host it names."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
 class Service:
     """The service at `url`. Each call opens a new connection."""
 
     def __init__(self, url: str, headers: dict[str, str], timeout: float) -> None:
         self._url, self._headers, self._timeout = url.rstrip("/"), headers, timeout
+        self._open = urllib.request.build_opener(_NoRedirect).open
 
     def call(
         self, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
@@ -37,7 +45,7 @@ class Service:
             self._url + path, data=body, headers={**self._headers, **(headers or {})}
         )
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout) as answer:
+            with self._open(request, timeout=self._timeout) as answer:
                 return answer.status, answer.read(), answer.headers
         except urllib.error.HTTPError as error:
             with error:
