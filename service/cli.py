@@ -404,7 +404,7 @@ def _read_array(path: Path) -> NDArray[np.floating[Any]]:
         raise _UsageError(
             f"there is no file {path}: expected a .npy file with the fields"
         ) from None
-    except ValueError as error:
+    except (ValueError, MemoryError) as error:
         raise _UsageError(
             f"{path} is not a .npy file of numbers: {error}; write it with numpy.save"
         ) from None

@@ -194,8 +194,15 @@ def test_predict_local_refuses_unusable_arrays_in_one_line(
     assert not out.exists()
 
 
+_ABOUT_HUGE = b"{'descr': '<f4', 'fortran_order': False, 'shape': (%d,)}\n" % (1 << 50)
+_HUGE = b"\x93NUMPY\x01\x00%b%b" % (len(_ABOUT_HUGE).to_bytes(2, "little"), _ABOUT_HUGE)
+"""Claims far more values than it has, for which numpy allocates memory first."""
+
+
 @pytest.mark.usefixtures("repository")
-@pytest.mark.parametrize("content", [b"", b"not numpy", b"\x93NUMPY\x01\x00", b"PK\x03\x04"])
+@pytest.mark.parametrize(
+    "content", [b"", b"not numpy", b"\x93NUMPY\x01\x00", b"PK\x03\x04", _HUGE], ids=repr
+)
 def test_predict_refuses_files_that_are_not_npy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
 ) -> None:
