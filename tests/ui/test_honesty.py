@@ -119,11 +119,35 @@ def test_a_failure_clears_what_was_shown(page: Page) -> None:
     page.unroute(re.compile("/sample"))
     page.get_by_role("button", name="Another").click()
     wait_for(page.locator("#state"), "solved:")
-    page.route(re.compile("/v1/models/tiny-1d$"), fail)
+
+
+def test_nothing_of_a_model_is_shown_or_asked_for_under_the_name_of_the_next(page: Page) -> None:
+    predict = page.locator("#predict")
+    held: list[Route] = []
+    page.route(re.compile("/v1/models$"), lambda route: held.append(route))
+    page.goto("/ui/#navier-stokes-2d")
+    page.wait_for_function("() => document.querySelector('.chart')")
+    # Before the first model is there, too.
+    predict.click(force=True)
+    expect(page.get_by_role("alert")).to_be_hidden()
+    expect(page.locator("#controls")).to_have_attribute("inert", "")
+    held.pop().continue_()
+    wait_for(page.locator("#state"), "[Pp]redicted")
+    page.route(re.compile("/v1/models/tiny-1d$"), lambda route: held.append(route))
     page.locator("#model").select_option("tiny-1d")
-    wait_for(page.get_by_role("alert"), "the device is busy")
     expect(page.locator("#about-title")).to_have_text("tiny-1d")
+    expect(page.locator("#controls")).to_have_attribute("inert", "")
+    for hidden in ("#rollout", "#description", "#state"):
+        expect(page.locator(hidden)).not_to_be_visible()
+    expect(page.locator("#facts")).to_have_text("")
     expect_nothing_but(page)
+    held.pop().fulfill(status=503, json={"detail": "the device is busy"})
+    wait_for(page.get_by_role("alert"), "the device is busy")
+    expect(page.locator("#controls")).to_have_attribute("inert", "")
+    expect_nothing_but(page)
+    page.locator("#model").select_option("tiny-3d")
+    wait_for(page.locator("#state"), "^Predicted in")
+    expect(page.locator("#controls")).not_to_have_attribute("inert", "")
 
 
 def test_an_answer_with_warnings_has_a_red_badge(page: Page) -> None:

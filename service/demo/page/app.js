@@ -95,6 +95,17 @@ function forgetInput(why) {
   forgetAnswer(why);
 }
 
+// Clears the model, so that nothing of it is shown or asked for under the name of the next.
+function forgetModel(next) {
+  if (model) forgetInput();
+  model = null;
+  byId("controls").inert = true;
+  byId("rollout").hidden = true;
+  byId("about-title").textContent = next;
+  for (const id of ["description", "facts", "card-text"]) byId(id).replaceChildren();
+  say("");
+}
+
 function complain(error) {
   if (error.name === "AbortError") return;
   const box = byId("problem");
@@ -137,9 +148,9 @@ async function loadModel(name) {
   byId("model").value = name;
   work.abort();
   const { signal } = (work = new AbortController());
-  if (model) forgetInput();
-  byId("about-title").textContent = name;
+  forgetModel(name);
   model = await askJson(`/v1/models/${encodeURIComponent(name)}`, { signal });
+  byId("controls").inert = false;
   panel.fit(model);
   rolloutPanel.fit(model);
   describe();
@@ -203,10 +214,10 @@ async function showCard() {
   place.replaceChildren(make("p", { class: "hint" }, "loading …"));
   try {
     const text = await (await ask(card)).text();
-    if (model.name !== name) return;
+    if (model?.name !== name) return;
     place.replaceChildren(...markdown(text, (picture) => `/v1/models/${encodeURIComponent(name)}/${encodeURIComponent(picture)}`));
   } catch (error) {
-    if (model.name === name) place.replaceChildren(make("p", { class: "hint" }, error.message));
+    if (model?.name === name) place.replaceChildren(make("p", { class: "hint" }, error.message));
   }
 }
 
