@@ -23,6 +23,9 @@ export class Problem extends Error {
 // `path` begins with a slash. The page is one level below the root, possibly behind a prefix.
 export async function ask(path, options = {}) {
   const headers = { ...options.headers };
+  if (/[^ -~]/.test(key)) {
+    throw new Problem(401, "This is no API key: keys have only ASCII characters. Copy it again.");
+  }
   if (key) headers.Authorization = `Bearer ${key}`;
   let response;
   try {
