@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
-    from playwright.sync_api import Page, Request
+    from playwright.sync_api import Page, Request, Route
 
     from tests.e2e.server_process import ServerProcess
 
@@ -139,6 +139,49 @@ def test_a_slider_by_keyboard_leaves_the_training_distribution(page: Page) -> No
     with page.expect_request(re.compile("/sample")) as sent:
         page.get_by_role("button", name="Another").click()
     assert "seed=7&" not in sent.value.url
+
+
+def test_a_pointer_reads_the_point_that_is_drawn_under_it(
+    page: Page, server: ServerProcess, tmp_path: Path
+) -> None:
+    open_at(page, "tiny-3d")
+    field = np.arange(16.0 * 12 * 10, dtype=np.float32).reshape(1, 16, 12, 10)
+    np.save(tmp_path / "field.npy", field)
+    page.get_by_label("Upload").check()
+    page.get_by_label("File (.npy)").set_input_files(tmp_path / "field.npy")
+    wait_for(page.locator("#state"), "^Predicted in")
+
+    def told(x: float, y: float) -> str:
+        box = figure(page, "Input").locator(".plot").bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + x * box["width"], box["y"] + (1 - y) * box["height"])
+        return page.locator("#readout").text_content() or ""
+
+    # An image of 16 by 12 cells.
+    for x, y, at in ((0.056, 0.92, (0, 11)), (0.07, 0.08, (1, 0)), (0.93, 0.5, (14, 6))):
+        assert readings(told(x, y))["input"] == pytest.approx(field[0, *at, 5], rel=5e-3)
+    # A line ends where its last point is: at 15/16 of a period.
+    open_at(page, "tiny-1d")
+    assert readings(told(0.99, 0.5))["x"] == pytest.approx(15 / 16, abs=1e-3)
+    line = figure(page, "Input").locator("path.line").get_attribute("d") or ""
+    assert re.findall(r"[ML]([\d.]+),", line) == [f"{100 * i / 16:.2f}" for i in range(16)]
+    mark = figure(page, "Input").locator(".mark.v").evaluate("one => one.style.left")
+    assert mark == "93.75%"
+
+
+def test_coordinates_have_the_units_of_the_grid(page: Page) -> None:
+    def answer(route: Route) -> None:
+        response = route.fetch()
+        about = response.json()
+        about["grid"] |= {"units": "mm"}
+        route.fulfill(response=response, json=about)
+
+    page.route(re.compile("/v1/models/tiny-3d$"), answer)
+    open_at(page, "tiny-3d")
+    figure(page, "Input").locator(".plot").focus()
+    wait_for(page.locator("#readout"), r"^x = 0\.5 mm, y = 0\.5 mm, z = 0\.5 mm: input ")
+    names = figure(page, "Input").locator(".axis span:nth-child(2)").all_text_contents()
+    assert names == ["y, mm", "x, mm"]
 
 
 def test_a_drawn_field_is_sent_as_npy_and_predicted(page: Page) -> None:

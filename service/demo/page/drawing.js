@@ -78,7 +78,7 @@ export class Brush {
     }
     for (let i = 0; i < values.length; i++) {
       const index = grid.length === 1 ? [i] : [Math.floor(i / grid[1]), i % grid[1]];
-      const distance = Math.hypot(...index.map((one, axis) => one / (grid[axis] - 1) - at[axis])) / this.radius;
+      const distance = Math.hypot(...index.map((one, axis) => view.fractionOf(axis, one) - at[axis])) / this.radius;
       const share = this.hard ? Number(distance <= 1) : Math.exp(-2 * distance * distance);
       if (share > 1e-3) values[i] += (goal - values[i]) * share;
     }

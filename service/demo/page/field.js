@@ -80,7 +80,7 @@ export class FieldView {
     this.ticks.forEach((tick, i) => (tick.textContent = shown(values[i])));
     paint(this.scaleCanvas, 1, 256, scale, (_, row) => scale.minimum + (range * (255 - row)) / 255);
     this.ends.forEach((end, axis) => (end.textContent = shown(plane.extent[axis] ?? 0)));
-    plane.axes.forEach((name, axis) => (this.names[axis].textContent = name));
+    plane.axes.forEach((name, axis) => (this.names[axis].textContent = `${name}${plane.length && `,${plane.length}`}`));
     this.say(note);
     this.save.hidden = !this.kept;
     const size = plane.grid.join(" by ");
@@ -113,8 +113,18 @@ export class FieldView {
     return { index, value: this.plane.values[this.#flatIndex(index)], where: index.map((i, axis) => this.plane.place(axis, i)) };
   }
 
+  // Where point `index` is drawn, as a fraction of the axis: an image has a cell for each point, a line has it at its place.
+  fractionOf(axis, index) {
+    const { grid, extent, place } = this.plane;
+    return grid.length === 1 ? place(axis, index) / extent[axis] : (index + 0.5) / grid[axis];
+  }
+
+  // The point that is drawn at this fraction of each axis, or nearest to it.
   indexAt(fraction) {
-    return this.plane.grid.map((n, axis) => Math.min(n - 1, Math.max(0, Math.round(fraction[axis] * (n - 1)))));
+    const { grid, extent, place } = this.plane;
+    const [first] = fraction;
+    const index = grid.length === 1 ? [Math.round((first * extent[0]) / place(0, 1))] : grid.map((n, axis) => Math.floor(fraction[axis] * n));
+    return index.map((one, axis) => Math.min(grid[axis] - 1, Math.max(0, one)));
   }
 
   // The position of a pointer event as fractions of the axes, y upwards.
@@ -137,7 +147,7 @@ export class FieldView {
     const { values } = this.plane;
     const { minimum, maximum } = this.scale;
     const height = (value) => (100 * (maximum - value)) / (maximum - minimum);
-    const points = Array.from(values, (value, i) => `${((100 * i) / (values.length - 1)).toFixed(2)},${height(value).toFixed(2)}`);
+    const points = Array.from(values, (value, i) => `${(100 * this.fractionOf(0, i)).toFixed(2)},${height(value).toFixed(2)}`);
     this.line.setAttribute("d", `M${points.join("L")}`);
     const zero = minimum < 0 && maximum > 0;
     this.zero.setAttribute("visibility", zero ? "visible" : "hidden");
@@ -149,7 +159,7 @@ export class FieldView {
     this.marks.forEach((mark) => (mark.hidden = !reading));
     if (!reading) return;
     const [vertical, horizontal] = this.marks;
-    const share = (axis) => (100 * reading.index[axis]) / (this.plane.grid[axis] - 1);
+    const share = (axis) => 100 * this.fractionOf(axis, reading.index[axis]);
     vertical.style.left = `${share(0)}%`;
     const flat = reading.index.length === 1;
     const { minimum, maximum } = this.scale;
@@ -166,7 +176,7 @@ export class FieldView {
     else {
       this.indexAt(at).forEach((index, axis) => {
         const moved = index + move[axis] * (event.shiftKey ? 10 : 1);
-        at[axis] = Math.min(1, Math.max(0, moved / (grid[axis] - 1)));
+        at[axis] = this.fractionOf(axis, Math.min(grid[axis] - 1, Math.max(0, moved)));
       });
     }
     this.cursor.move(at, true);
@@ -178,7 +188,7 @@ export function inWords(views, cursor) {
   const readings = views.map((view) => [view, view.reading()]).filter(([, reading]) => reading);
   if (!cursor.at || !readings.length) return "";
   const [[view, first]] = readings;
-  const { axes, where } = view.plane;
-  const place = [...first.where.map((value, axis) => `${axes[axis]} = ${shown(value)}`), where].filter(Boolean).join(", ");
+  const { axes, length, where } = view.plane;
+  const place = [...first.where.map((value, axis) => `${axes[axis]} = ${shown(value)}${length}`), where].filter(Boolean).join(", ");
   return `${place}: ${readings.map(([one, { value }]) => `${one.title.toLowerCase()} ${shown(value)}`).join(", ")}`;
 }

@@ -7,14 +7,15 @@ export function sizeOf(shape) {
 
 export const MIDDLE = { axis: 2, share: 0.5 };
 
-// { name, units, grid, axes, values, all, place, extent, where }: in three dimensions the plane at `cut.share` of axis
-// `cut.axis`, described by `where`; `all` are the values of the whole field.
+// { name, units, grid, axes, values, all, place, extent, length, where }: in three dimensions the plane at `cut.share` of axis
+// `cut.axis`, described by `where`; `all` are the values of the whole field; `length` follows a coordinate: " mm", or nothing.
 export function planeOf({ shape, data }, channel, about, gridAbout, cut = MIDDLE) {
   const full = shape.slice(1);
   const size = sizeOf(full);
   const all = data.subarray(channel * size, (channel + 1) * size);
   const last = gridAbout.boundary === "nodes" ? 1 : 0;
   const coordinate = (axis, index) => (index * gridAbout.extent[axis]) / (full[axis] - last);
+  const length = gridAbout.units === "1" ? "" : ` ${gridAbout.units}`;
   let axes = full.map((_, axis) => axis);
   let values = all;
   let where = "";
@@ -27,7 +28,7 @@ export function planeOf({ shape, data }, channel, about, gridAbout, cut = MIDDLE
       const row = Math.floor(i / columns);
       return all[row * strides[axes[0]] + (i - row * columns) * strides[axes[1]] + at * strides[cut.axis]];
     });
-    where = `${"xyz"[cut.axis]} = ${shown(coordinate(cut.axis, at))}`;
+    where = `${"xyz"[cut.axis]} = ${shown(coordinate(cut.axis, at))}${length}`;
   }
   return {
     name: about.name,
@@ -39,6 +40,7 @@ export function planeOf({ shape, data }, channel, about, gridAbout, cut = MIDDLE
     // The coordinate of point `index` on an axis of the plane, in the units of the domain.
     place: (axis, index) => coordinate(axes[axis], index),
     extent: axes.map((axis) => gridAbout.extent[axis]),
+    length,
     where,
   };
 }
