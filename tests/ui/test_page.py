@@ -141,6 +141,14 @@ def test_a_slider_by_keyboard_leaves_the_training_distribution(page: Page) -> No
     assert "seed=7&" not in sent.value.url
 
 
+def test_the_sample_that_is_drawn_is_the_one_in_its_box(page: Page) -> None:
+    open_at(page, "tiny-1d")
+    for typed, drawn in (("99999999", "1048575"), ("-3", "0"), ("2.7", "2")):
+        page.fill("#seed", typed)
+        page.locator("#seed").press("Enter")
+        expect(page.locator("#seed")).to_have_value(drawn)
+
+
 def test_a_pointer_reads_the_point_that_is_drawn_under_it(
     page: Page, server: ServerProcess, tmp_path: Path
 ) -> None:

@@ -14,7 +14,10 @@ export class Sampler {
       byId("seed").value = Math.floor(Math.random() * 2 ** 20);
       changed();
     });
-    byId("seed").addEventListener("change", changed);
+    byId("seed").addEventListener("change", () => {
+      byId("seed").value = this.seed;
+      changed();
+    });
     byId("grid").addEventListener("change", changed);
   }
 
