@@ -163,6 +163,22 @@ def test_colour_maps_of_fields_with_both_signs_are_centred_at_zero(
     assert min(middle_colour[:3]) > 200
 
 
+def test_a_scale_that_widens_stays_centred_at_zero(page: Page) -> None:
+    page.goto("/ui/")
+    scales = page.evaluate(
+        """async () => {
+            const { scaleFor } = await import("/ui/colour.js");
+            let scale = null;
+            return [[1, 3], [-2, 2], [0, 1]].map((all) => (scale = scaleFor([{ grid: [1, 2], all }], undefined, scale)));
+        }"""
+    )
+    assert [(one["kind"], one["minimum"], one["maximum"]) for one in scales] == [
+        ("sequential", 1, 3),
+        ("diverging", -3, 3),
+        ("diverging", -3, 3),
+    ]
+
+
 def test_four_fields_fit_in_a_row_of_1400_pixels(page: Page) -> None:
     page.set_viewport_size({"width": 1400, "height": 900})
     open_at(page, "navier-stokes-2d")

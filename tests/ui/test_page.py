@@ -287,6 +287,7 @@ def test_a_rollout_plays_pauses_scrubs_and_stops(page: Page, server: ServerProce
     with Client(server.url) as client:
         (frame,) = client.rollout("navier-stokes-2d", drawn, 2, frames="last")
     page.get_by_role("button", name="Solve to this step").click()
+    wait_for(page.locator("#play"), "^Resume")
     said = wait_for(figure(page, "Error", "#rollout-fields").locator(".note"), "relative L2")
     url = f"{server.url}/v1/models/navier-stokes-2d:solve?seed=7&steps=2"
     solved = _array(httpx.post(url, timeout=30.0).content)
@@ -299,6 +300,11 @@ def test_a_rollout_plays_pauses_scrubs_and_stops(page: Page, server: ServerProce
     assert told["rollout"] == pytest.approx(frame.fields[0, 63, 32], rel=6e-3, abs=1e-3)
     page.get_by_role("button", name="Resume").click()
     wait_for(state, "^Step 30 of 30")
+    wait_for(page.locator("#play"), "Play again")
+    # Nothing is left to resume after this step.
+    scrub.press("Home")
+    wait_for(page.locator("#play"), "Resume")
+    scrub.press("End")
     wait_for(page.locator("#play"), "Play again")
     page.fill("#steps", "1000")
     page.get_by_role("button", name="Play again").click()

@@ -45,9 +45,10 @@ export function scaleOf(arrays, kind = "sequential") {
 }
 
 // The scale of one channel, diverging if its values have both signs and neither by rounding alone. `seen`: the channel in
-// the training data.
-export function scaleFor(planes, seen) {
+// the training data; `before`: a scale to widen.
+export function scaleFor(planes, seen, before) {
   const values = planes.map((plane) => plane.all);
+  if (before) values.push([before.minimum, before.maximum]);
   const scale = scaleOf(values);
   const { minimum, maximum } = seen ?? scale;
   const both = Math.min(-minimum, maximum) > 1e-3 * (maximum - minimum);

@@ -49,12 +49,12 @@ export class Panel {
     return channels.map((about, channel) => planeOf(field, channel, about, this.model.grid, this.cut));
   }
 
-  // The scale of each channel over all these fields of a kind.
-  scales(name, fields) {
+  // The scale of each channel over all these fields of a kind, not narrower than `before`.
+  scales(name, fields, before = null) {
     const { side } = this.kinds[name];
     const planes = fields.map((field) => this.planes(name, field));
     return this.views[name].map((_, channel) =>
-      scaleFor(planes.map((one) => one[channel]), this.model.statistics?.[`${side}s`][channel]),
+      scaleFor(planes.map((one) => one[channel]), this.model.statistics?.[`${side}s`][channel], before?.[channel]),
     );
   }
 

@@ -24,13 +24,13 @@ export class Rollout {
     byId("rollout-form").addEventListener("submit", (event) => {
       event.preventDefault();
       if (this.playing) this.pause();
-      else if (this.stream || this.at < this.frames.length - 1) this.resume();
+      else if (this.#more()) this.resume();
       else this.start();
     });
     byId("stop").addEventListener("click", () => this.stop());
     this.scrub.addEventListener("input", () => {
-      this.pause();
       this.#show(Number(this.scrub.value));
+      this.pause();
     });
     byId("solve-frame").addEventListener("click", () => this.#solve());
     byId("save-frames").addEventListener("click", () => this.#save());
@@ -46,7 +46,6 @@ export class Rollout {
     this.about = null;
     this.scales = null;
     this.pause();
-    this.play.textContent = "Play";
     this.play.disabled = !this.source().input;
     this.#enable(false);
     byId("stop").disabled = true;
@@ -101,7 +100,7 @@ export class Rollout {
   pause() {
     clearInterval(this.timer);
     this.playing = false;
-    this.play.textContent = this.frames.length ? "Resume" : "Play";
+    this.play.textContent = !this.frames.length ? "Play" : this.#more() ? "Resume" : "Play again";
     this.gate ??= new Promise((open) => (this.open = open));
   }
 
@@ -115,19 +114,18 @@ export class Rollout {
 
   #next() {
     if (this.at < this.frames.length - 1) this.#show(this.at + 1);
-    else if (!this.stream && this.frames.length) {
-      this.pause();
-      this.play.textContent = "Play again";
-    }
+    else if (!this.stream && this.frames.length) this.pause();
+  }
+
+  // Whether frames follow the one that is shown.
+  #more() {
+    return Boolean(this.stream) || this.at < this.frames.length - 1;
   }
 
   #add({ step, data }) {
     const field = { shape: this.about.shape.slice(1), data };
     // The scale only widens, so that earlier frames stay within it.
-    this.scales = this.panel.scales("rollout", [field]).map((scale, channel) => {
-      const before = this.scales?.[channel] ?? scale;
-      return { ...scale, minimum: Math.min(before.minimum, scale.minimum), maximum: Math.max(before.maximum, scale.maximum) };
-    });
+    this.scales = this.panel.scales("rollout", [field], this.scales);
     this.frames.push({ step, field });
     this.scrub.max = this.frames.length - 1;
     this.#enable(true);
@@ -165,6 +163,7 @@ export class Rollout {
       this.panel.showDifference("error", difference(field, truth), off);
       announce(`Step ${step}: ${off.join("; ")}`);
     } catch (error) {
+      if (this.frames[this.at]?.field !== field) return;
       this.panel.clear(["truth", "error"], "no solution");
       this.failed(error);
     }
