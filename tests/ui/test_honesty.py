@@ -71,6 +71,28 @@ def test_a_rejected_file_keeps_nothing_of_the_result_before(page: Page, tmp_path
     expect(predict).to_be_enabled()
 
 
+def test_values_that_are_not_finite_are_gaps(page: Page, tmp_path: Path) -> None:
+    open_at(page, "tiny-1d")
+    wave = np.arange(16, dtype="f4")
+    wave[5], wave[9] = np.nan, np.inf
+    np.save(tmp_path / "gaps.npy", wave)
+    page.get_by_label("Upload").check()
+    upload(page, tmp_path / "gaps.npy")
+    wait_for(page.get_by_role("alert"), "must be finite")
+    line = figure(page, "Input").locator("path.line").get_attribute("d") or ""
+    assert re.findall("[ML]", line) == list("MLLLLMLLMLLLLL")
+    assert figure(page, "Input").locator(".ticks span").all_text_contents() == ["0", "7.5", "15"]
+    alphas = page.evaluate(
+        """async () => {
+            const { paint, scaleOf } = await import("/ui/colour.js");
+            const [canvas, values] = [document.createElement("canvas"), [0, NaN, Infinity]];
+            paint(canvas, 3, 1, scaleOf([values]), (column) => values[column]);
+            return [3, 7, 11].map((i) => canvas.getContext("2d").getImageData(0, 0, 3, 1).data[i]);
+        }"""
+    )
+    assert alphas == [255, 0, 255]
+
+
 def test_the_newer_of_two_files_is_shown_though_the_older_is_read_later(
     page: Page, tmp_path: Path
 ) -> None:

@@ -23,13 +23,13 @@ function table(stops) {
 
 const MAPS = { sequential: table(VIRIDIS), diverging: table(COOLWARM) };
 
-// The common scale of the arrays: { minimum, maximum, kind }. A diverging scale is centred at zero.
+// The common scale of the arrays' finite values: { minimum, maximum, kind }. A diverging scale is centred at zero.
 export function scaleOf(arrays, kind = "sequential") {
   let [minimum, maximum] = [Infinity, -Infinity];
   for (const values of arrays) {
     for (const value of values) {
-      if (value < minimum) minimum = value;
-      if (value > maximum) maximum = value;
+      if (value < minimum && value > -Infinity) minimum = value;
+      if (value > maximum && value < Infinity) maximum = value;
     }
   }
   if (!(minimum <= maximum)) [minimum, maximum] = [0, 0];
@@ -55,7 +55,7 @@ export function scaleFor(planes, seen, before) {
   return planes[0].grid.length > 1 && both ? scaleOf(values, "diverging") : scale;
 }
 
-// Paints an image of [height][width] pixels from `at(column, row)`; row 0 is the top.
+// Paints an image of [height][width] pixels from `at(column, row)`; row 0 is the top. NaN is transparent.
 export function paint(canvas, width, height, scale, at) {
   canvas.width = width;
   canvas.height = height;
@@ -66,7 +66,8 @@ export function paint(canvas, width, height, scale, at) {
   for (let row = 0, pixel = 0; row < height; row++) {
     for (let column = 0; column < width; column++, pixel += 4) {
       const level = Math.round((at(column, row) - scale.minimum) * factor);
-      const colour = 3 * Math.min(LEVELS - 1, Math.max(0, level || 0));
+      if (Number.isNaN(level)) continue;
+      const colour = 3 * Math.min(LEVELS - 1, Math.max(0, level));
       image.data[pixel] = colours[colour];
       image.data[pixel + 1] = colours[colour + 1];
       image.data[pixel + 2] = colours[colour + 2];

@@ -147,8 +147,14 @@ export class FieldView {
     const { values } = this.plane;
     const { minimum, maximum } = this.scale;
     const height = (value) => (100 * (maximum - value)) / (maximum - minimum);
-    const points = Array.from(values, (value, i) => `${(100 * this.fractionOf(0, i)).toFixed(2)},${height(value).toFixed(2)}`);
-    this.line.setAttribute("d", `M${points.join("L")}`);
+    // The line has gaps where values are not finite.
+    let pen = "M";
+    const steps = Array.from(values, (value, i) => {
+      const step = Number.isFinite(value) ? `${pen}${(100 * this.fractionOf(0, i)).toFixed(2)},${height(value).toFixed(2)}` : "";
+      pen = step ? "L" : "M";
+      return step;
+    });
+    this.line.setAttribute("d", steps.join(""));
     const zero = minimum < 0 && maximum > 0;
     this.zero.setAttribute("visibility", zero ? "visible" : "hidden");
     if (zero) ["y1", "y2"].forEach((end) => this.zero.setAttribute(end, height(0)));
