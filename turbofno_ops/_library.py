@@ -7,7 +7,7 @@ that a compiled or exported graph does not freeze the choice.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +21,7 @@ from turbofno_ops._channels import mix, mode_major, skip_and_bias
 from turbofno_ops._choice import Choice
 from turbofno_ops._implementations import add_implementation, owned
 from turbofno_ops._modes import column_weights
+from turbofno_ops._validation import check_differentiation
 from turbofno_ops.dispatch import choose, choose_for, log_fallback, record
 
 _IMPLEMENTATIONS: dict[str, ModuleType] = {"reference": _reference, "gemm": _gemm}
@@ -292,6 +293,16 @@ def _fourier_layer_gradients(ctx, grad):  # type: ignore[no-untyped-def]
     return g_x, g_weight, g_skip, g_bias, None, None, None
 
 
+def _checked(name: str, differentiate: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a formula for gradients that refuses tangents, which the ops that it calls would drop."""
+
+    def checked(ctx: Any, *grads: torch.Tensor) -> Any:
+        check_differentiation(f"the gradient of {name}", *grads)
+        return differentiate(ctx, *grads)
+
+    return checked
+
+
 for _name, _differentiate, _save in (
     ("spectral_conv", _differentiate_spectral_conv, _save_spectral_conv),
     (
@@ -307,5 +318,8 @@ for _name, _differentiate, _save in (
     ("fourier_layer", _differentiate_fourier_layer, _save_fourier_layer),
 ):
     torch.library.register_autograd(
-        f"turbofno::{_name}", _differentiate, setup_context=_save, lib=_library
+        f"turbofno::{_name}",
+        _checked(_name, _differentiate),
+        setup_context=_save,
+        lib=_library,
     )

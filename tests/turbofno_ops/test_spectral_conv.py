@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.autograd import forward_ad
 
 from tests.thorough import tried
 from tests.turbofno_ops.fourier_truth import relative_l2, spectral_conv_truth
@@ -175,6 +176,17 @@ def test_tangents_are_refused(op: Callable[..., torch.Tensor], argument: int) ->
 
     with pytest.raises(NotImplementedError, match="backward mode"):
         torch.func.jvp(run, (given[argument],), (given[argument],))
+
+
+@pytest.mark.parametrize("op", [spectral_conv, fourier_layer])
+def test_tangents_of_gradients_are_refused(op: Callable[..., torch.Tensor]) -> None:
+    """The derivative of a gradient along a target, or a later layer's weight: it, too, would be zero without a word."""
+    x = torch.randn(2, 3, 8, requires_grad=True)
+    y = op(x, torch.randn(3, 3, 4, dtype=torch.complex64))
+    with forward_ad.dual_level():
+        along = forward_ad.make_dual(torch.randn_like(y), torch.randn_like(y))
+        with pytest.raises(NotImplementedError, match=f"the gradient of {op.__name__} has no"):
+            torch.autograd.grad(y, x, along)
 
 
 def test_grids_without_points_are_refused() -> None:
