@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch._C._dynamo.eval_frame import (
+    _FrameAction,
+    _FrameExecStrategy,
+    set_code_exec_strategy,
+)
 from torch._ops import OpOverload, OpOverloadPacket
+
+Run = TypeVar("Run", bound=Callable[..., Any])
 
 _runs: dict[str, Callable[..., Any]] = {}
 
 
 def add_implementation(name: str, run: Callable[..., Any]) -> None:
     """Note the implementation of an op, `turbofno::name`."""
-    _runs[name] = run
+    _runs[name] = untraced(run)
+
+
+def untraced(run: Run) -> Run:
+    """Return the function, which torch.compile now runs as it is, with all that it calls, instead of tracing it.
+
+    Where torch.compile gives up on a caller, it would trace our Python, and fails there. `torch.compiler.disable` imports
+    the compiler, which takes seconds.
+    """
+    run._torchdynamo_disable = True  # type: ignore[attr-defined]
+    skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+    set_code_exec_strategy(run.__code__, skip)
+    return run
 
 
 def implementation_of(op: OpOverload | OpOverloadPacket) -> Callable[..., Any] | None:

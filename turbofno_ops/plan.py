@@ -12,6 +12,7 @@ from turbofno_ops._autocast import without_autocast
 from turbofno_ops._check import check
 from turbofno_ops._cuda import CudaStages, field_dtype
 from turbofno_ops._graphs import Graph, GraphCache, batch_buckets, shared_lane
+from turbofno_ops._implementations import untraced
 from turbofno_ops._lower import Chain, Mix, Tile, lower
 from turbofno_ops._modes import axis_limits
 from turbofno_ops._native import native_status
@@ -91,6 +92,7 @@ class CompiledChain:
         with self._graphs.lock:
             self._graphs.drop(self._owner)
 
+    @untraced
     def _apply(self, x: torch.Tensor, size: Size) -> torch.Tensor:
         """Apply the network to x on the grid `size`, or to its slab of that grid."""
         self._check(x, size)

@@ -40,6 +40,19 @@ def test_ops_pass_opcheck(backend: str, size: tuple[int, ...], modes: tuple[int,
     torch.library.opcheck(ops.fourier_layer.default, (x, weight, None, None, "tanh", backend))
 
 
+def test_an_op_runs_where_torch_compile_gave_up_on_its_caller() -> None:
+    """After an error torch.compile does not compile the function again, but what it calls: not our Python."""
+    x, weight, *_ = (t.detach() for t in layer_arguments((12, 9), (6, 3)))
+
+    def layer(field: torch.Tensor) -> torch.Tensor:
+        return fourier_layer(field, weight, activation="gelu", backend="gemm")
+
+    compiled = torch.compile(layer, backend="eager")
+    with pytest.raises(ValueError, match="holds at most 5"):
+        compiled(x[..., :5, :])
+    torch.testing.assert_close(compiled(x), layer(x))
+
+
 @pytest.mark.parametrize("backend", ["reference", "gemm"])
 @pytest.mark.parametrize(("size", "modes"), SHAPES)
 def test_input_gradients_do_not_depend_on_weight_gradients(

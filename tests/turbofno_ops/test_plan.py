@@ -149,6 +149,13 @@ def test_works_inside_and_outside_inference_mode() -> None:
     torch.testing.assert_close(chain(x), inside)
 
 
+def test_a_function_that_calls_it_can_be_compiled_by_torch() -> None:
+    chain = compiled()
+    x = torch.randn(2, 2, 20, 21)
+    twice = torch.compile(lambda field: 2 * chain(field), backend="eager")
+    torch.testing.assert_close(twice(x), 2 * chain(x))
+
+
 def test_gradients_are_refused_not_left_out() -> None:
     chain = compiled()
     x = torch.randn(2, 2, 20, 21)
