@@ -54,6 +54,8 @@ class FNO(nn.Module):
         self.blocks = nn.ModuleList(FourierBlock(arch, layer) for layer in range(arch.n_layers))
         projection = (width, *arch.projection_channels, arch.out_channels)
         self.projection = PointwiseMLP(projection, arch.projection_activation or arch.activation)
+        # whatever torch's default dtype is
+        to_precision(self, torch.float32)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.normalized:

@@ -88,6 +88,16 @@ def test_saved_model_is_loaded_equal(tmp_path: Path) -> None:
     assert not any(p.requires_grad for p in loaded.module.parameters())
 
 
+def test_a_default_dtype_changes_nothing(folder: Path) -> None:
+    expected = load_model(folder).module.state_dict()
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = load_model(folder).module.state_dict()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
 def test_loaded_spectral_weight_is_stored_mode_by_mode(folder: Path) -> None:
     weight = load_model(folder).module.blocks[0].spectral_weight
     assert weight.permute(2, 3, 0, 1).is_contiguous()
