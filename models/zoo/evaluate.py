@@ -100,6 +100,10 @@ def evaluate(model: LoadedModel, problem: Problem, *, samples: int, device: str)
         times = (first * problem.time_step, (frames.shape[1] - 1) * problem.time_step)
         name = f"rollout from t = {times[0]:g} to t = {times[1]:g}"
         metrics.append(_metric(name, per_sample, frames, steps=truth.shape[1]))
+        # over all frames the last ones hide, where errors have grown most
+        name = f"last frame of the rollout, t = {times[1]:g}"
+        last = relative_l2(prediction[:, -1:], truth[:, -1:])
+        metrics.append(_metric(name, last, frames, steps=truth.shape[1]))
     for other in problem.other_grids:
         finer = held_out_frames(problem, min(samples, _OTHER_GRID_SAMPLES), n=other, device=device)
         errors = one_step_errors(model, finer[:, first:]).mean(dim=1)

@@ -88,11 +88,13 @@ def still(indices: Sequence[int], *, seed: int, n: int, device: str) -> torch.Te
 def test_rollout_error_of_a_model_that_grows_by_one_per_cent_per_step() -> None:
     problem = replace(NAVIER_STOKES, simulate=still, other_grids=(), first_frame=2, time_step=0.5)
     result = evaluate(loaded(problem, Scale(1.01)), problem, samples=4, device="cpu")
-    one_call, rolled = result.metrics
+    one_call, rolled, last = result.metrics
     assert one_call.value == pytest.approx(0.01, rel=1e-3)
     squares = [(1.01**k - 1) ** 2 for k in (1, 2, 3)]
     assert rolled.value == pytest.approx(math.sqrt(sum(squares) / 3), rel=1e-3)
     assert rolled.name == "rollout from t = 1 to t = 2.5"
+    assert last.value == pytest.approx(1.01**3 - 1, rel=1e-3)
+    assert last.name == "last frame of the rollout, t = 2.5"
     assert result.example.times == (1.0, 2.5)
     torch.testing.assert_close(result.example.truth, result.example.input)
     torch.testing.assert_close(result.example.prediction, 1.01**3 * result.example.input)
