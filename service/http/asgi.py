@@ -25,12 +25,17 @@ class AsgiCall(Call):
     """A request and its reply as ASGI messages."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, context: AppContext) -> None:
-        quoted = quote(scope["path"], errors="replace").encode()
+        path, root = scope["path"], scope.get("root_path", "")
+        # Servers and mounting applications leave it in the path, unless a proxy has cut it off.
+        if path.startswith(f"{root}/"):
+            path = path[len(root) :]
+        quoted = quote(path, errors="replace").encode()
         headers = [(name.lower(), value) for name, value in scope["headers"]]
         super().__init__(
             context, scope["method"], scope.get("raw_path") or quoted, scope["query_string"], headers,
             target_of(quoted),
         )  # fmt: skip
+        self.root_path = root.rstrip("/")
         if scope.get("http_version") != "1.1":
             # Only HTTP/1.1 requires it.
             self.headers.setdefault(b"host", b"")

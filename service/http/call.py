@@ -79,6 +79,8 @@ class Call:
 
     operation: Operation
     """The target's operation for the method, set by `operations.begin`."""
+    root_path = ""
+    """The path at which the application is mounted. `path` is below it."""
     caller: Caller
     protocol: ProtocolLabel
     model: str

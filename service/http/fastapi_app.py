@@ -80,12 +80,12 @@ class FastAPIApp(FastAPI):
             sent.append(message)
 
         scope = {
-            "type": "http", "http_version": "1.1", "scheme": "http", "root_path": "", "app": self,
+            "type": "http", "http_version": "1.1", "scheme": "http", "root_path": call.root_path, "app": self,
             # Files are sent without waiting for the client to leave.
             "asgi": {"version": "3.0", "spec_version": "2.4"},
             # FastAPI's GET routes do not serve HEAD; the transports omit the body.
             "method": "GET" if call.method == "HEAD" else call.method,
-            "path": call.path, "raw_path": call.raw_path, "query_string": call.query,
+            "path": call.root_path + call.path, "raw_path": call.raw_path, "query_string": call.query,
             "headers": [one for one in call.headers.items() if one[0] not in _NOT_PASSED_ON],
         }  # fmt: skip
         await self._routes(scope, receive, send)
@@ -97,7 +97,7 @@ class FastAPIApp(FastAPI):
 
 async def _refuse(request: Request, raised: Exception) -> NoReturn:
     """Raise the service's error for one of FastAPI's."""
-    path = request.scope["path"]
+    path = request.scope["path"].removeprefix(request.scope["root_path"])
     # It would close a cycle with FastAPI's frames.
     raised.__traceback__ = None
     match raised:
