@@ -45,7 +45,7 @@ def create_app(
     sums: SharedSums | None = None,
     scrape: Callable[[], Awaitable[bytes]] | None = None,
 ) -> FastAPI:
-    """Build the application. Its engine runs from lifespan start to end.
+    """Build the application. Its engine runs from lifespan start to end, once.
 
     Models load in the background, so that the server reports that it is alive but not ready.
 
@@ -82,6 +82,12 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        if context.begun.is_set():
+            raise RuntimeError(
+                "the lifespan of this application began before, and it can begin only once: make another application with "
+                "create_app for another event loop"
+            )
+        context.begun.set()
         context.engine.start()
         within = settings.drain_seconds
         try:

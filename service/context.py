@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class AppContext:
     """None: tracing is off."""
     solver: SolverProcess | None = None
     """None: samplers and solvers are off."""
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the application's lifespan has begun, which starts the engine."""
 
 
 def context_of(request: Request) -> AppContext:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -10,15 +11,22 @@ from urllib.parse import quote
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from turbofno.service.context import AppContext
+from turbofno.service.errors import Unavailable
 from turbofno.service.http.call import Bytes, Call, ClientLeft, Reply
 from turbofno.service.http.operations import begin, target_of
 from turbofno.service.http.problems import CLIENT_CLOSED_REQUEST, problem, stopped
 from turbofno.service.logs import request_id
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 _BODILESS = {"GET", "HEAD", "OPTIONS"}
 """Methods of requests whose body is not read."""
+_NOT_BEGUN = (
+    "no model loads, because the lifespan of this application has not begun: switch the ASGI server's lifespan on, or, if another "
+    "application mounts this one, enter this one's `app.router.lifespan_context(app)` in the lifespan of that one"
+)
 
 
 class AsgiCall(Call):
@@ -112,6 +120,7 @@ class CallMiddleware:
     def __init__(self, app: ASGIApp, *, context: AppContext) -> None:
         self._app = app
         self._context = context
+        self._logged = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -120,6 +129,7 @@ class CallMiddleware:
         call = AsgiCall(scope, receive, send, self._context)
         token = request_id.set(call.request_id)
         try:
+            self._check_begun()
             if (reply := begin(call)) is not None:
                 await call.reply(reply)
             else:
@@ -141,6 +151,15 @@ class CallMiddleware:
         finally:
             self._context.access_log.close(call, call.status, call.sent)
             request_id.reset(token)
+
+    def _check_begun(self) -> None:
+        """Raise Unavailable if nothing starts the engine: one that `create_app` was given may run without the lifespan."""
+        if self._context.begun.is_set() or self._context.engine.ready:
+            return
+        if not self._logged:
+            self._logged = True
+            logger.error(_NOT_BEGUN)
+        raise Unavailable(_NOT_BEGUN)
 
 
 async def unless_left(call: AsgiCall, work: Coroutine[Any, Any, T]) -> T:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -15,6 +16,8 @@ from tests.e2e.recording import Recording, recording
 from tests.e2e.server_process import ROOT
 from tests.service.forked import start
 from tests.service.processes.running import until
+from tests.service.tiny import save_tiny
+from tests.service.waiting import until as eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,6 +45,7 @@ _DOCS = (
     "docs/how-to/rollouts.md",
 )
 _CHECKPOINT_LESSON = "docs/tutorial/own-checkpoint.md"
+_MOUNTING = "docs/how-to/deploy.md"
 
 
 def blocks(language: str, document: str) -> list[str]:
@@ -161,7 +165,7 @@ def test_a_python_example_works_warns_of_nothing_and_answers_as_the_solver(
         recorded.check()
 
 
-@pytest.mark.parametrize("document", [*_DOCS, _CHECKPOINT_LESSON])
+@pytest.mark.parametrize("document", [*_DOCS, _CHECKPOINT_LESSON, _MOUNTING])
 def test_every_block_names_its_language(document: str) -> None:
     """`text` is what no test runs; a block without a language would be run by none unnoticed."""
     assert {name for name, _ in all_blocks(document)} <= {"sh", "python", "text"}
@@ -179,6 +183,31 @@ def test_the_lesson_on_checkpoints_works_from_start_to_end(tmp_path: Path) -> No
     of_example = re.search(r"on your example the answers differ .* by (\S+) of", imported)
     assert of_example is not None
     assert float(of_example[1]) < 1e-5
+
+
+def test_an_application_that_mounts_the_service_loads_its_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny(tmp_path)
+    monkeypatch.setenv("TURBOFNO_MODEL_REPOSITORY", str(tmp_path))
+    monkeypatch.setenv("TURBOFNO_DEVICE", "cpu")
+    (block,) = blocks("python", _MOUNTING)
+    main: dict[str, Any] = {}
+    exec(block, main)
+    app = main["app"]
+
+    async def predict() -> httpx.Response:
+        client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://localhost/fno"
+        )
+        async with app.router.lifespan_context(app), client:
+            engine = main["fno"].state.context.engine
+            await eventually(lambda: engine.ready, 30)
+            inputs = {"input": [0.0] * 16}
+            return await client.post("/v1/models/tiny-1d:predict", json={"inputs": inputs})
+
+    answer = asyncio.run(predict())
+    assert answer.status_code == 200, answer.text
 
 
 def test_banner_has_a_line_for_each_model_that_works_when_pasted(

@@ -36,7 +36,8 @@ async def serving(**settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Fak
     """Yield a client of the application, and its engine."""
     app, engine = application(**settings)
     transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+    client = httpx.AsyncClient(transport=transport, base_url="http://localhost")
+    async with app.router.lifespan_context(app), client:
         yield client, engine
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from typing import TYPE_CHECKING, Any
@@ -170,3 +171,33 @@ async def test_a_browser_stays_below_the_path(entry: str, where: str) -> None:
             url = str(page.url.join(file))
             assert url.startswith("http://localhost/fno/")
             assert (await client.get(url)).status_code == 200, url
+
+
+@in_loop
+async def test_without_its_lifespan_every_answer_says_so_and_the_log_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app = application()
+    app.state.context.engine.ready = False
+    async with mounted(app, "/fno") as client:
+        for path in ("/readyz", "/v1/models", "/v2/health/ready"):
+            answer = await client.get(path)
+            assert answer.status_code == 503
+            assert "lifespan_context(app)` in the lifespan of that one" in answer.text
+        said = [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR]
+        assert len(said) == 1
+        assert said[0] in answer.text
+        async with app.router.lifespan_context(app):
+            assert (await client.get("/v1/models")).status_code == 200
+
+
+def test_a_second_lifespan_is_refused_with_the_reason() -> None:
+    app = application()
+
+    async def live() -> None:
+        async with app.router.lifespan_context(app):
+            pass
+
+    asyncio.run(live())
+    with pytest.raises(RuntimeError, match="another application with create_app for"):
+        asyncio.run(live())
