@@ -112,7 +112,7 @@ def error_of(outcome: httpx.Response | httpx.RequestError | None, allowed: float
     where = outcome.request.url.copy_with(path="/", query=None)
     lost = isinstance(outcome, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError)
     what = "lost the connection to" if lost else "cannot reach"
-    return ConnectionFailed(f"{what} {where}: {outcome or type(outcome).__name__}")
+    return ConnectionFailed(f"{what} {where}: {str(outcome) or type(outcome).__name__}")
 
 
 def json_object(response: httpx.Response) -> dict[str, Any]:

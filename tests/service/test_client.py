@@ -435,6 +435,17 @@ def test_refused_connection_is_retried_and_a_broken_one_is_not(pauses: list[floa
         client.predict("m", FIELD)
 
 
+def test_a_failed_connection_without_a_reason_names_its_kind() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectTimeout("", request=request)
+
+    with (
+        client_for(handler) as client,
+        pytest.raises(ConnectionFailed, match="cannot reach http://test/: ConnectTimeout"),
+    ):
+        client.predict("m", FIELD)
+
+
 @pytest.mark.parametrize("body", [b"<html>", b"", npy(np.array([1.0]))[:-3]])
 def test_a_response_that_is_not_an_array_is_a_server_error(body: bytes) -> None:
     with (
