@@ -37,6 +37,8 @@ MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 _Call: TypeAlias = Callable[Concatenate[Calls, P], Steps[T]]
 _CALLER = 2
 """Stack depth from the generator of a rollout to the loop over it, for warnings."""
+_CONNECTIONS = 100
+"""Most connections of an httpx client, by default."""
 
 
 def _described(method: MethodT, call: Callable[..., Any], returns: str = "{}") -> MethodT:
@@ -247,13 +249,39 @@ class Client(_Connection[httpx.Client]):
             rollout.reader.finish(response)
 
 
+class _AsyncHttp(httpx.AsyncClient):
+    """Lets requests wait for a connection before httpx, which with some hundreds of them blocks the event loop for seconds.
+
+    Streams keep their connection for longer than `send` and are not counted.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._turns = asyncio.Semaphore(_CONNECTIONS)
+
+    async def send(
+        self, request: httpx.Request, *, stream: bool = False, **options: Any
+    ) -> httpx.Response:
+        if stream:
+            return await super().send(request, stream=True, **options)
+        try:
+            async with asyncio.timeout(request.extensions["timeout"]["pool"]):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise httpx.PoolTimeout("no free connection", request=request) from None
+        try:
+            return await super().send(request, **options)
+        finally:
+            self._turns.release()
+
+
 class AsyncClient(_Connection[httpx.AsyncClient]):
     """`Client` for asyncio: `await client.predict(...)`, `async for frame in client.rollout(...)`, `async with`.
 
     Event loops that run one after the other may share it.
     """
 
-    _http_class = httpx.AsyncClient
+    _http_class = _AsyncHttp
 
     @staticmethod
     def _owner() -> object:

@@ -446,6 +446,33 @@ def test_a_failed_connection_without_a_reason_names_its_kind() -> None:
         client.predict("m", FIELD)
 
 
+def test_an_asyncio_client_sends_a_hundred_requests_at_a_time() -> None:
+    async def main() -> None:
+        running, full, release = 0, asyncio.Event(), asyncio.Event()
+
+        async def handler(request: httpx.Request) -> httpx.Response:
+            nonlocal running
+            running += 1
+            assert running <= 100
+            if running == 100:
+                full.set()
+            await release.wait()
+            running -= 1
+            return doubling(request)
+
+        async with AsyncClient("http://test", transport=httpx.MockTransport(handler)) as client:
+            calls = [asyncio.create_task(client.predict("m", FIELD + i)) for i in range(250)]
+            await full.wait()
+            # The others wait within their time limits.
+            with pytest.raises(DeadlineExceeded):
+                await client.predict("m", FIELD, deadline=0.001)
+            release.set()
+            for number, result in enumerate(await asyncio.gather(*calls)):
+                np.testing.assert_array_equal(result, 2 * (FIELD + number))
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("body", [b"<html>", b"", npy(np.array([1.0]))[:-3]])
 def test_a_response_that_is_not_an_array_is_a_server_error(body: bytes) -> None:
     with (
