@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,6 +26,8 @@ from turbofno.service.settings import Settings, env_name
 HEADER = "Inference-Header-Content-Length"
 _HEADER_NAME = HEADER.lower().encode()
 _COMPRESS_HEAVY = 16 * 1024
+_MISPLACED = re.compile(rb"(?:^|&)(version|output_grid|priority|timeout)=")
+"""Parameters that the protocol has elsewhere. Others in the query are ignored, as its clients may add some for proxies."""
 
 
 class Parameters(NamedTuple):
@@ -36,6 +39,14 @@ class Parameters(NamedTuple):
 
 
 def _parse(call: Call, given: Mapping[str, Any]) -> Parameters:
+    if misplaced := _MISPLACED.search(call.query):
+        name = misplaced[1].decode()
+        where = (
+            "path, as in /v2/models/NAME/versions/2/infer"
+            if name == "version"
+            else "'parameters' of the JSON"
+        )
+        raise BadRequest(f"{name!r} is no query parameter of /v2: give it in the {where}")
     length, coding = call.header(_HEADER_NAME), answer_coding(call.header(b"accept-encoding") or "")
     if length is None:
         return Parameters(None, given["shape"], coding)

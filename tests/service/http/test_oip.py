@@ -122,6 +122,23 @@ def test_infer_raw_body_takes_its_shape_from_the_query() -> None:
 
 
 @pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("version=2", "the path, as in /v2/models/NAME/versions/2/infer"),
+        ("tenant=a&output_grid=24", "'output_grid' is no query parameter of /v2: give it in the 'parameters'"),
+        ("priority=1", "'parameters' of the JSON"),
+    ],
+)  # fmt: skip
+def test_a_parameter_of_ours_in_the_query_is_refused_and_not_ignored(
+    query: str, words: str
+) -> None:
+    response, engine = call("POST", f"{PATH}?{query}", json=body())
+    assert response.status_code == 400
+    assert words in error(response)
+    assert not engine.requests
+
+
+@pytest.mark.parametrize(
     ("fields", "status", "words"),
     [
         (np.zeros((1, 2, 16), "<f4"), 422, "expects 1 (u0)"),
