@@ -88,7 +88,16 @@ def _parse_solve(call: Call, given: Mapping[str, Any]) -> Parameters:
         job = _sample_job(call, (_SEED_OR_BODY, _GRID, _STEPS), steps=steps)
         return Parameters(job, steps, NPY, writer)
     read_query(call, _OF_SOLVED_FIELD, hint=" for a field in the body")
+    if not _has_body(call):
+        raise BadRequest(
+            "the request has neither the seed of a sample nor a body: give the parameter 'seed' to solve a sample, or send the "
+            "field to solve"
+        )
     return Parameters(None, steps, *codecs(call))
+
+
+def _has_body(call: Call) -> bool:
+    return call.headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in call.headers
 
 
 OPERATIONS: list[Operation] = []
@@ -127,8 +136,7 @@ async def solve(call: Call) -> Reply:
     """
     parameters, config = call.parameters, call.served.config
     if parameters.job is not None:
-        # A size is not declared of chunked and compressed bodies.
-        if call.declared_bytes or call.headers.keys() & {b"transfer-encoding", b"content-encoding"}:
+        if _has_body(call):
             raise BadRequest(
                 "the request has both the seed of a sample and a body: leave out the parameter 'seed' to solve the field "
                 "in the body, or the body to solve the sample"

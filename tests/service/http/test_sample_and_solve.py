@@ -112,7 +112,7 @@ OF_BURGERS = "'alpha', 'amplitude' and 'tau'"
         ("GET", "burgers/sample?seed=-1", 400, "'seed'"),
         ("POST", "burgers:solve?seed=1&steps=2", 400, "has no time step"),
         ("POST", "burgers:solve?tau=5", 400, "unknown query parameter 'tau'"),
-        ("POST", "burgers:solve", 415, "no Content-Type"),
+        ("POST", "burgers:solve", 400, "neither the seed of a sample nor a body"),
     ],
 )  # fmt: skip
 def test_refusals_state_the_reason(method: str, path: str, status: int, words: str) -> None:
@@ -120,6 +120,14 @@ def test_refusals_state_the_reason(method: str, path: str, status: int, words: s
         answer = await client.request(method, f"/v1/models/{path}")
         assert (answer.status_code, words in answer.json()["detail"]) == (status, True), answer.text
         assert app.state.context.solver._child is None
+
+    with_app(work)
+
+
+def test_a_body_without_content_type_is_not_taken_for_none() -> None:
+    async def work(client: httpx.AsyncClient, app: FastAPI) -> None:
+        answer = await client.post("/v1/models/burgers:solve", content=b"x")
+        assert (answer.status_code, "no Content-Type" in answer.text) == (415, True), answer.text
 
     with_app(work)
 
