@@ -264,11 +264,14 @@ class _AsyncHttp(httpx.AsyncClient):
     ) -> httpx.Response:
         if stream:
             return await super().send(request, stream=True, **options)
+        limits, begun = request.extensions["timeout"], time.monotonic()
         try:
-            async with asyncio.timeout(request.extensions["timeout"]["pool"]):
+            async with asyncio.timeout(limits["pool"]):
                 await self._turns.acquire()
         except TimeoutError:
             raise httpx.PoolTimeout("no free connection", request=request) from None
+        # the time that is left for the response
+        limits["read"] -= time.monotonic() - begun
         try:
             return await super().send(request, **options)
         finally:

@@ -452,6 +452,9 @@ def test_an_asyncio_client_sends_a_hundred_requests_at_a_time() -> None:
 
         async def handler(request: httpx.Request) -> httpx.Response:
             nonlocal running
+            # The wait is part of the time limit.
+            limits = request.extensions["timeout"]
+            assert not release.is_set() or limits["read"] < limits["pool"]
             running += 1
             assert running <= 100
             if running == 100:
