@@ -21,7 +21,7 @@ REASONS = (GRID, INPUT_DISTANCE, RESIDUAL, HORIZON, BOUNDS)
 
 _MEANING = {
     INPUT_DISTANCE: "fields like the training data exceeds: model {model} was not trained on such inputs",
-    RESIDUAL: "fields like those of its evaluation exceeds: the relative error of the prediction is about that large",
+    RESIDUAL: "fields like those of the model's evaluation exceeds: the relative error of the prediction is about that large",
 }
 _ROUNDING = 1e-6
 """Share of a channel's largest value: float32 input that touches a bound is below it by less once interpolated."""
