@@ -89,11 +89,13 @@ bench-serving: $(SERVE_READY) build/importable
 clean:
 	rm -rf $(VENV) .venv-peers build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-$(BIN)/python:
+# Without pip the environment was interrupted: venv completes it. Of an old Python pip would say only that versions conflict.
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "turbofno needs Python 3.11 or later, but $(PYTHON) is " + sys.version.split()[0] + "; name another one: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 
 # No build isolation: the tests, too, need the build tools in .venv.
-$(SERVE_READY): $(BIN)/python pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*/*)
+$(SERVE_READY): $(BIN)/pip pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*/*)
 	@echo "installing into $(VENV); the first time this downloads PyTorch and takes some minutes"
 	$(PIP) torch
 	$(PIP) scikit-build-core cmake ninja
