@@ -139,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
         "--repository",
         metavar="DIR",
         type=Path,
-        help=f"folder for the model (default: from {env_name('model_repository')})",
+        help=f"folder for the model; needed unless {env_name('model_repository')} is set",
     )
     imports.set_defaults(command=_import)
 
@@ -281,7 +281,15 @@ def _assignment(name: str, value: Any) -> str:
 
 
 def _import(arguments: argparse.Namespace) -> int:
-    repository = arguments.repository or _settings(arguments).model_repository
+    repository = arguments.repository
+    if repository is None:
+        settings = _settings(arguments)
+        # The default is a folder of the installed package, which goes with its environment.
+        if "model_repository" not in settings.model_fields_set:
+            raise _UsageError(
+                f"no folder for the model: give --repository DIR or set {env_name('model_repository')}"
+            )
+        repository = settings.model_repository
     # Slow to import; only this command needs it.
     from turbofno.models.importers.command import run
 

@@ -252,8 +252,27 @@ def test_import_takes_negative_means(
         "turbofno.models.importers.command.run", lambda arguments, _: given.append(arguments) or 0
     )
     options = ["--name", "m", "--input-mean", text, "--output-mean", text]
-    assert cli.main(["import", "x.pt", *options]) == 0
+    assert cli.main(["import", "x.pt", "--repository", "models", *options]) == 0
     assert (given[0].input_mean, given[0].output_mean) == (means, means)
+
+
+def test_import_goes_to_the_folder_that_is_named_and_never_into_the_package(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given: list[Path] = []
+    monkeypatch.setattr(
+        "turbofno.models.importers.command.run", lambda _, repository: given.append(repository) or 0
+    )
+    monkeypatch.delenv("TURBOFNO_MODEL_REPOSITORY", raising=False)
+    command = ["import", "x.pt", "--name", "m"]
+    assert cli.main(command) == 2
+    assert capsys.readouterr().err == (
+        "turbofno: no folder for the model: give --repository DIR or set TURBOFNO_MODEL_REPOSITORY\n"
+    )
+    assert cli.main([*command, "--repository", "mine"]) == 0
+    monkeypatch.setenv("TURBOFNO_MODEL_REPOSITORY", "ours")
+    assert cli.main(command) == 0
+    assert given == [Path("mine"), Path("ours")]
 
 
 def test_the_command_without_the_service_names_the_extra_to_install(
