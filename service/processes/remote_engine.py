@@ -119,8 +119,7 @@ class RemoteEngine:
             link.close(
                 "the service stopped before this request was done; retry, another may answer"
             )
-        self._links, self._closed = {}, True
-        self._on_state()
+        self._closed = True
 
     def buffer(self, size: int, *, aligned_at: int = 0) -> memoryview | None:
         # Small fields are copied there when requests are joined.
@@ -161,7 +160,7 @@ class RemoteEngine:
                 async for frame in frames:
                     yield frame
         except Unavailable:
-            if link not in self._links.values() and not self._closed:
+            if link not in self._links.values():
                 # The engine, which counts the others, is lost.
                 self._rollouts_ended.labels(config.name, config.version, "failed").inc()
             raise
@@ -175,7 +174,7 @@ class RemoteEngine:
     @property
     def ready(self) -> bool:
         """True if any engine is ready."""
-        return any(link.state.ready for link in self._links.values())
+        return not self._closed and any(link.state.ready for link in self._links.values())
 
     @property
     def failure(self) -> str:
@@ -224,7 +223,7 @@ class RemoteEngine:
             key = status.name, status.version
             if key not in statuses or status.state == "READY":
                 statuses[key] = status
-        merged = statuses.values() or map(self._without_engine, self._statuses)
+        merged = statuses.values() or map(_restarting, self._statuses)
         self._statuses = sorted(merged, key=lambda one: (one.name, int(one.version)))
         self._serving = {}
         for key in ((one.name, one.version) for one in self._statuses):
@@ -239,17 +238,15 @@ class RemoteEngine:
             same = [link for link in serving if link.digests[key] == digest]
             self._links_of[id(config)] = same or serving
 
-    def _without_engine(self, status: ModelStatus) -> ModelStatus:
-        if status.state == "UNAVAILABLE":
-            # The next engine will report the same.
-            return status
-        state, why = "LOADING", "the engine is restarting"
-        if self._closed:
-            state, why = "UNLOADING", "the service is shutting down"
-        return ModelStatus(status.name, status.version, state, why)
-
     def _on_queue(self) -> None:
         self.queue.update([link.queue for link in self._links.values()])
+
+
+def _restarting(status: ModelStatus) -> ModelStatus:
+    if status.state == "UNAVAILABLE":
+        # The next engine will report the same.
+        return status
+    return ModelStatus(status.name, status.version, "LOADING", "the engine is restarting")
 
 
 def _sum_counters(several: Sequence[ModelCounters]) -> ModelCounters:

@@ -213,3 +213,15 @@ def test_an_engine_lost_during_a_rollout() -> None:
             assert front.memory.used_bytes == 0
 
     asyncio.run(main())
+
+
+def test_a_request_behind_the_end_of_the_drain_may_be_retried() -> None:
+    async def main() -> None:
+        async with front_end() as (front, port), connected(port) as streams:
+            await front.remote.close(within=0)
+            await send(*streams)
+            head = await streams[0].readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 503 ")
+            assert b"\r\nretry-after: 1\r\n" in head.lower()
+
+    asyncio.run(main())
