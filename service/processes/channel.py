@@ -28,8 +28,8 @@ _ALL_BYTES = 1 << 24
 """More than a socket holds."""
 _MAX_FRAMES = 64
 """Most frames of a peer handled in one loop iteration, so that a busy one does not block the loop."""
-_PAUSE_SECONDS = 1.0
-"""Time until connections are accepted again when no descriptor was left."""
+PAUSE_SECONDS = 1.0
+"""Time until connections are accepted or made again when no descriptor was left."""
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class Channel:
             # No descriptor is left. The loop would call this again at once.
             logger.error("no connection can be accepted for now: %s", error)
             self._loop.remove_reader(listening)
-            self._loop.call_later(_PAUSE_SECONDS, self._watch)
+            self._loop.call_later(PAUSE_SECONDS, self._watch)
             return
         credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         _, user, _ = _CREDENTIALS.unpack(credentials)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from collections import Counter
 from contextlib import aclosing
 from operator import attrgetter
@@ -25,6 +26,7 @@ from turbofno.service.engine.interface import (
 from turbofno.service.errors import Unavailable
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.processes import joining
+from turbofno.service.processes.channel import PAUSE_SECONDS
 from turbofno.service.processes.engine_link import EngineLink
 from turbofno.service.processes.memory import SlotMemory
 from turbofno.service.processes.messages import Peer, QueueState
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
     from turbofno.service.metrics import Metrics
     from turbofno.service.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 _MAX_CONFIGS = 256
 """Number of configurations kept, including those of models reloaded since."""
@@ -77,6 +81,8 @@ class RemoteEngine:
         metrics.shared_memory.set_function(lambda: memory.used_bytes)
         self.queue = EngineQueue(settings, metrics)
         self._links: dict[Peer, EngineLink] = {}
+        self._connecting: asyncio.TimerHandle | None = None
+        """Tries again to connect to the engines."""
         self._closed = False
         self._rollouts_ended = metrics.rollouts_ended
         self._configs: dict[str, ModelConfig] = {}
@@ -90,13 +96,19 @@ class RemoteEngine:
         self._statuses: list[ModelStatus] = []
 
     def set_engines(self, peers: Sequence[Peer]) -> None:
-        """Use these engines; fail requests pending at others, which are dead."""
+        """Use these engines; fail requests pending at others, which are dead. Once it is closed, do nothing."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._closed:
+            return
         for peer in set(self._links) - set(peers):
             self._links.pop(peer).close(
                 "the engine that had this request ended and is started again; retry"
             )
         for peer in peers:
-            if peer not in self._links:
+            if peer in self._links:
+                continue
+            try:
                 self._links[peer] = EngineLink(
                     peer.endpoint,
                     self._identity,
@@ -106,6 +118,13 @@ class RemoteEngine:
                     on_state=self._on_state,
                     on_queue=self._on_queue,
                 )
+            except OSError as error:
+                # No descriptor is left. The supervisor tells only of changes.
+                logger.error("no engine can be connected for now: %s", error)
+                self._connecting = asyncio.get_running_loop().call_later(
+                    PAUSE_SECONDS, self.set_engines, peers
+                )
+                break
         self._on_state()
         self._on_queue()
 

@@ -12,10 +12,7 @@ from turbofno.service.processes.start import engine_settings
 from turbofno.service.processes.supervisor import OWN_FRONT_END, Supervisor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from turbofno.service.metrics import Metrics
-    from turbofno.service.processes.messages import Peer
     from turbofno.service.settings import Settings
 
 
@@ -29,17 +26,15 @@ class SupervisedEngine(RemoteEngine):
         super().__init__(OWN_FRONT_END, settings, metrics)
         self._metrics = metrics
         self._supervisor = Supervisor(
-            settings, engines=engine_settings(settings), frontends=0, on_engines=self._on_engines
+            settings, engines=engine_settings(settings), frontends=0, on_engines=self.set_engines
         )
         self._running: asyncio.Task[int] | None = None
-        self._closed = False
 
     def start(self) -> None:
         if not self._closed:
             self._running = asyncio.create_task(self._supervisor.run())
 
     async def close(self, *, within: float) -> None:
-        self._closed = True
         await super().close(within=within)
         if self._running is not None:
             self._supervisor.stop()
@@ -49,10 +44,6 @@ class SupervisedEngine(RemoteEngine):
     async def scrape(self) -> bytes:
         """The merged metrics of this process and of the engines."""
         return await self._supervisor.metrics(generate_latest(self._metrics.registry))
-
-    def _on_engines(self, peers: Sequence[Peer]) -> None:
-        if not self._closed:
-            self.set_engines(peers)
 
     @property
     def failure(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from turbofno.service.engine.interface import Frame, ModelStatus, PredictRequest
 from turbofno.service.errors import QueueFull
 from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
+from turbofno.service.processes import remote_engine
+from turbofno.service.processes.channel import Channel
 from turbofno.service.processes.engine_process import EngineServer
 from turbofno.service.processes.messages import Peer
 from turbofno.service.processes.remote_engine import RemoteEngine
@@ -211,6 +214,29 @@ def test_an_engine_lost_during_a_rollout() -> None:
             front.lose()
             await streams[0].readuntil(b"\r\n0\r\n\r\n")
             assert front.memory.used_bytes == 0
+
+    asyncio.run(main())
+
+
+def test_an_engine_started_while_no_descriptor_is_left_is_connected_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connect = Channel.connect
+    tries: list[str] = []
+
+    def none_left(self: Channel, endpoint: str, identity: bytes) -> Channel:
+        tries.append(endpoint)
+        if len(tries) < 3:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return connect(self, endpoint, identity)
+
+    monkeypatch.setattr(Channel, "connect", none_left)
+    monkeypatch.setattr(remote_engine, "PAUSE_SECONDS", 0.0)
+
+    async def main() -> None:
+        # It waits until the engine is ready.
+        async with front_end():
+            assert len(tries) == 3
 
     asyncio.run(main())
 
