@@ -154,6 +154,9 @@ class DrainingServer(uvicorn.Server):
             )
         if threading.current_thread() is threading.main_thread():
             loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        for held in filter(None, (self._context.keys, self._certificates)):
+            # A SIGHUP since they were read was ignored.
+            held.reload()
         await super().startup(sockets)
 
     def _on_hangup(self) -> None:

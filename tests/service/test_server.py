@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -23,8 +24,12 @@ from tests.clock import within
 from tests.service.forked import Forked, start
 from tests.service.process_log import announced
 from tests.service.tiny import save_tiny, tiny_config
+from tests.service.waiting import until
 from turbofno.models.core.checkpoint import save_model
 from turbofno.models.core.fno import FNO
+from turbofno.service.app import create_app
+from turbofno.service.server import DrainingServer
+from turbofno.service.settings import Settings
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -468,3 +473,23 @@ def test_pipelined_requests_are_answered_in_order(strict: Server) -> None:
         while data.count(b"HTTP/1.1") < 2 or not data.endswith(b'{"live":true}'):
             data += connection.recv(65536)
         assert data.index(b'"outputs"') < data.index(b'{"live":true}')
+
+
+def test_keys_that_change_while_the_server_starts_are_not_missed(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"revoked {'r' * 16}\n")
+    save_tiny(tmp_path / "models")
+    app = create_app(Settings(port=0, model_repository=tmp_path / "models", api_keys_file=keys))
+    keys.write_text(f"new {'n' * 16}\n")
+
+    async def main() -> None:
+        server = DrainingServer(app, None, lambda: False)
+        serving = asyncio.create_task(server.serve())
+        await until(lambda: server.started)
+        server.should_exit = True
+        await serving
+
+    asyncio.run(main())
+    held = app.state.context.keys
+    assert held.caller(f"Bearer {'n' * 16}".encode()) is not None
+    assert held.caller(f"Bearer {'r' * 16}".encode()) is None
