@@ -154,24 +154,30 @@ class DrainingServer(uvicorn.Server):
             )
         if threading.current_thread() is threading.main_thread():
             loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
-        for held in filter(None, (self._context.keys, self._certificates)):
-            # A SIGHUP since they were read was ignored.
-            held.reload()
+        # A SIGHUP since they were read was ignored.
+        self._read_again()
         await super().startup(sockets)
 
     def _on_hangup(self) -> None:
         if self._terminal_is_gone():
             self.handle_exit(signal.SIGHUP, None)
             return
+        for what in self._read_again():
+            logger.info("SIGHUP: the %s were read again", what)
+
+    def _read_again(self) -> list[str]:
+        """Read keys and certificates again; return which were read. Of others the present ones stay."""
+        read = []
         for what, held in (("keys", self._context.keys), ("certificates", self._certificates)):
             if held is None:
                 continue
             try:
                 held.reload()
             except (ValueError, OSError) as error:
-                logger.error("SIGHUP: the %s stay as they were: %s", what, error)
+                logger.error("the %s stay as they were: %s", what, error)
             else:
-                logger.info("SIGHUP: the %s were read again", what)
+                read.append(what)
+        return read
 
     @property
     def url(self) -> str:
