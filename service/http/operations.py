@@ -133,10 +133,10 @@ def _admit(call: Call, parse: Parse) -> None:
     if operation.of_model:
         call.model, call.version = served.name, served.version
     if call.checked is not served:
-        given = read_query(call, operation.parameters, hint=operation.hint)
-        call.parameters = parse(call, given)
         if call.checked is None:
             call.declared_bytes = declared_size(call)
+        given = read_query(call, operation.parameters, hint=operation.hint)
+        call.parameters = parse(call, given)
         call.checked = served
     try:
         call.admitted = context.admission.admit(

@@ -97,7 +97,10 @@ def _parse_solve(call: Call, given: Mapping[str, Any]) -> Parameters:
 
 
 def _has_body(call: Call) -> bool:
-    return call.headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in call.headers
+    # A size is not declared of chunked and compressed bodies.
+    return bool(
+        call.declared_bytes or call.headers.keys() & {b"transfer-encoding", b"content-encoding"}
+    )
 
 
 OPERATIONS: list[Operation] = []

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from tests.service.http.fake_engine import FakeEngine
+from tests.service.http.live import connected, served
+from tests.service.http.raw import raw_request, reply
 from tests.service.tiny import tiny_config
 from turbofno.models.core.config import Channel
 from turbofno.models.zoo.pde import burgers
@@ -20,6 +22,7 @@ from turbofno.models.zoo.pde.random_fields import INDEX_LIMIT
 from turbofno.models.zoo.problems import BURGERS
 from turbofno.service.app import create_app
 from turbofno.service.demo.solvers import STREAM
+from turbofno.service.http import sample_and_solve
 from turbofno.service.http.sample_and_solve import SEEDS
 from turbofno.service.settings import Settings
 
@@ -148,6 +151,23 @@ def test_a_seed_with_a_field_is_refused_because_one_of_them_would_be_ignored(chu
         assert app.state.context.solver._child is None
 
     body = json.dumps({"inputs": {"u0": [0.0, 0.5] * 8}}).encode()
+    with_app(work)
+
+
+def test_a_body_behind_the_repeated_head_of_a_request_without_one_is_not_ignored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def solved(*_: object) -> np.ndarray[Any, Any]:
+        return np.zeros((1, 16), np.float32)
+
+    async def work(_: httpx.AsyncClient, app: FastAPI) -> None:
+        monkeypatch.setattr(sample_and_solve, "_solved", solved)
+        path = "/v1/models/burgers:solve?seed=1"
+        async with served(app) as port, connected(port) as (reader, writer):
+            for body, status in ((b"", 200), (b"x" * 5, 400)):
+                writer.write(raw_request(path, body, "Content-Type: application/x-npy"))
+                assert (await reply(reader))[0] == status
+
     with_app(work)
 
 
