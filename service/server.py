@@ -155,17 +155,17 @@ class DrainingServer(uvicorn.Server):
         if threading.current_thread() is threading.main_thread():
             loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         # A SIGHUP since they were read was ignored.
-        self._read_again()
+        self._read_again("start")
         await super().startup(sockets)
 
     def _on_hangup(self) -> None:
         if self._terminal_is_gone():
             self.handle_exit(signal.SIGHUP, None)
             return
-        for what in self._read_again():
+        for what in self._read_again("SIGHUP"):
             logger.info("SIGHUP: the %s were read again", what)
 
-    def _read_again(self) -> list[str]:
+    def _read_again(self, why: str) -> list[str]:
         """Read keys and certificates again; return which were read. Of others the present ones stay."""
         read = []
         for what, held in (("keys", self._context.keys), ("certificates", self._certificates)):
@@ -174,7 +174,7 @@ class DrainingServer(uvicorn.Server):
             try:
                 held.reload()
             except (ValueError, OSError) as error:
-                logger.error("the %s stay as they were: %s", what, error)
+                logger.error("%s: the %s stay as they were: %s", why, what, error)
             else:
                 read.append(what)
         return read

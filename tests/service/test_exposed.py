@@ -230,8 +230,8 @@ def test_sighup_has_keys_and_certificates_read_again(
         # unusable files leave the old ones in use
         paths["keys"].write_text("nonsense\n")
         paths["key"].write_text("nonsense")
-        hang_up("the certificates stay as they were: TLS cannot be set up")
-        assert "the keys stay as they were: TURBOFNO_API_KEYS_FILE" in log.read_text()
+        hang_up("SIGHUP: the certificates stay as they were: TLS cannot be set up")
+        assert "SIGHUP: the keys stay as they were: TURBOFNO_API_KEYS_FILE" in log.read_text()
         assert (status(KEY), status(KEY[::-1]), presented()) == (401, 200, "client")
 
         # clients of an authority that was removed are refused
