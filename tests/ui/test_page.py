@@ -86,15 +86,21 @@ def test_a_sample_its_prediction_and_the_solver_are_those_of_the_service(
     assert float(re.findall(NUMBER, said)[-1]) == pytest.approx(100 * share, rel=6e-3)
 
 
+def uploaded_block(page: Page, folder: Path) -> NDArray[np.float32]:
+    """Upload a field of three dimensions whose values all differ, and wait for its prediction."""
+    open_at(page, "tiny-3d")
+    field = np.arange(16.0 * 12 * 10, dtype=np.float32).reshape(1, 16, 12, 10)
+    np.save(folder / "field.npy", field)
+    page.get_by_label("Upload").check()
+    page.get_by_label("File (.npy)").set_input_files(folder / "field.npy")
+    wait_for(page.locator("#state"), "^Predicted in")
+    return field
+
+
 def test_a_field_of_three_dimensions_is_shown_plane_by_plane(
     page: Page, server: ServerProcess, tmp_path: Path
 ) -> None:
-    open_at(page, "tiny-3d")
-    field = np.arange(16.0 * 12 * 10, dtype=np.float32).reshape(1, 16, 12, 10)
-    np.save(tmp_path / "field.npy", field)
-    page.get_by_label("Upload").check()
-    page.get_by_label("File (.npy)").set_input_files(tmp_path / "field.npy")
-    wait_for(page.locator("#state"), "^Predicted in")
+    field = uploaded_block(page, tmp_path)
     answer = predict(server, "tiny-3d", field)
     plot = figure(page, "Input").locator(".plot")
 
@@ -152,12 +158,7 @@ def test_the_sample_that_is_drawn_is_the_one_in_its_box(page: Page) -> None:
 def test_a_pointer_reads_the_point_that_is_drawn_under_it(
     page: Page, server: ServerProcess, tmp_path: Path
 ) -> None:
-    open_at(page, "tiny-3d")
-    field = np.arange(16.0 * 12 * 10, dtype=np.float32).reshape(1, 16, 12, 10)
-    np.save(tmp_path / "field.npy", field)
-    page.get_by_label("Upload").check()
-    page.get_by_label("File (.npy)").set_input_files(tmp_path / "field.npy")
-    wait_for(page.locator("#state"), "^Predicted in")
+    field = uploaded_block(page, tmp_path)
 
     def told(x: float, y: float) -> str:
         box = figure(page, "Input").locator(".plot").bounding_box()
