@@ -41,21 +41,22 @@ def compare(inputs: Path, outputs: Path, model: LoadedModel) -> str:
     means = expected.mean(axis=(0, *range(2, expected.ndim)), dtype=np.float64, keepdims=True)
     missed = size = 0.0
     for number in range(len(x)):
+        given = _tensor(x[number], inputs, np.float32)
         with torch.inference_mode():
-            y = model.module(torch.tensor(x[number : number + 1], dtype=torch.float32))
+            y = model.module(given)
         if expected.shape != (len(x), *y.shape[1:]):
             raise ImportRefused(
                 f"{outputs} has shape {list(expected.shape)}, expected {[len(x), *y.shape[1:]]} for the inputs of {inputs}"
             )
-        truth = torch.tensor(expected[number : number + 1], dtype=torch.float64)
+        truth = _tensor(expected[number], outputs, np.float64)
         missed += float((y - truth).square().sum())
         size += float((truth - torch.from_numpy(means)).square().sum())
     difference = (missed / size) ** 0.5 if size > 0 else float("inf")
     said = f"on your example the answers differ from those of your network by {difference:.1e} of their deviation"
     if not difference <= _MOST:
         raise ImportRefused(
-            f"{said}, so nothing was written: one of the assumptions above is wrong, or the arrays are not in the "
-            "units that the model takes and gives"
+            f"{said}, so nothing was written: one of the assumptions above is wrong, or the arrays have other units or "
+            "another order of axes than the model's"
         )
     if difference > _ROUNDING:
         said += (
@@ -63,6 +64,19 @@ def compare(inputs: Path, outputs: Path, model: LoadedModel) -> str:
             "for convolutions on a GPU, one of the assumptions above is slightly wrong"
         )
     return said
+
+
+def _tensor(
+    field: NDArray[np.generic], path: Path, dtype: type[np.float32 | np.float64]
+) -> torch.Tensor:
+    """A batch of one field of a file, in any dtype and byte order."""
+    with np.errstate(over="ignore"):
+        values = field[np.newaxis].astype(dtype)
+    if not np.isfinite(values).all():
+        raise ImportRefused(
+            f"{path} holds values that are NaN or infinite in {values.dtype}: give fields without them"
+        )
+    return torch.from_numpy(values)
 
 
 def _read(path: Path, channels: int, n_dim: int) -> NDArray[np.generic]:

@@ -49,6 +49,41 @@ def test_an_example_shows_if_the_assumptions_hold(
     assert left_over(repository) == ([] if fails else ["model"])
 
 
+@pytest.mark.parametrize("dtype", [">f4", ">f8", "longdouble"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_an_example_may_have_any_dtype_and_order(
+    dtype: str, order: str, tmp_path: Path, repository: Path
+) -> None:
+    network = Script("B", (4, 4), 6, 3, 2, padding=(9, 9)).eval()
+    torch.save(network.state_dict(), tmp_path / "fno.pt")
+    x = torch.randn(2, 3, 21, 20)
+    with torch.no_grad():
+        y = network(x.movedim(1, -1)).movedim(-1, 1)
+    files = [str(tmp_path / "x.npy"), str(tmp_path / "y.npy")]
+    for file, array in zip(files, (x, y), strict=True):
+        np.save(file, np.asarray(array.numpy(), dtype, order=order))
+    assert (
+        run(repository, tmp_path / "fno.pt", "--set", "script=fourier_2d", "--example", *files) == 0
+    )
+
+
+@pytest.mark.parametrize("broken", ["x.npy", "y.npy"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_an_example_with_masked_values_says_so(
+    broken: str, value: float, tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save(Script("B", (4, 4), 6, 3, 2).state_dict(), tmp_path / "fno.pt")
+    files = {"x.npy": np.ones((2, 3, 16, 16), "f4"), "y.npy": np.ones((2, 2, 16, 16), "f4")}
+    files[broken][1, 0, 3, 4] = value
+    for name, array in files.items():
+        np.save(tmp_path / name, array)
+    said = ["--set", "script=fourier_2d", "--set", "padding=0"]
+    paths = [str(tmp_path / name) for name in files]
+    assert run(repository, tmp_path / "fno.pt", *said, "--example", *paths) == 1
+    assert f"{broken} holds values that are NaN or infinite" in capsys.readouterr().err
+    assert left_over(repository) == []
+
+
 @pytest.mark.parametrize(
     ("x", "y", "says"),
     [
