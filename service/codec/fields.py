@@ -328,7 +328,7 @@ def check_finite(
     channels: Sequence[Channel],
     *,
     what: str = "field",
-    every: str = "every input value",
+    mend: str = "; give masked points the value that they had in training",
 ) -> None:
     """Raise InvalidField for NaN and infinity; the message names the first place."""
     where = first_nonfinite(fields)
@@ -336,7 +336,7 @@ def check_finite(
         field, channel, *point = where
         raise InvalidField(
             f"{what} {field}, channel '{channels[channel].name}', grid point {point} is "
-            f"{fields[where]} in float32: {every} must be finite"
+            f"{fields[where]} in float32: every value must be finite{mend}"
         )
 
 

@@ -29,8 +29,8 @@ _SHOWN = 80
 _NPY = b"\x93NUMPY"
 
 
-def parse_object(body: bytes | memoryview, *, what: str = "body") -> dict[str, Any]:
-    """Parse a JSON object; long lists of numbers become float64 arrays.
+def parse_object(body: bytes | memoryview, *, what: str = "body", hint: str = "") -> dict[str, Any]:
+    """Parse a JSON object; long lists of numbers become float64 arrays. The error of invalid JSON ends with `hint`.
 
     Raises:
         BadRequest: empty, not UTF-8, not JSON, nested too deeply, not an object, or with a repeated key.
@@ -54,7 +54,7 @@ def parse_object(body: bytes | memoryview, *, what: str = "body") -> dict[str, A
         value = json_arrays.loads(raw)
     except orjson.JSONDecodeError as error:
         raise BadRequest(
-            f"the {what} is not valid JSON: {error} (NaN and Infinity are not JSON)"
+            f"the {what} is not valid JSON: {error} (NaN and Infinity are not JSON{hint})"
         ) from None
     except json_arrays.RepeatedKey as repeated:
         # Its frames refer to the thread's parser, which could not be used until this error is gone.

@@ -97,7 +97,11 @@ def decode(body: bytes | memoryview, *, header_length: int | None, model: str) -
     """
     view = memoryview(body).cast("B")
     length = len(view) if header_length is None else header_length
-    document = parse_object(view[:length], what="inference request")
+    # A client may have left the header out, or a proxy have taken it.
+    hint = (
+        "; tensors behind it need Inference-Header-Content-Length" if header_length is None else ""
+    )
+    document = parse_object(view[:length], what="inference request", hint=hint)
     request_id = document.get("id")
     if request_id is not None and not isinstance(request_id, str):
         raise BadRequest(f"'id' is a JSON {json_type(request_id)}, expected a string")
@@ -253,7 +257,7 @@ def _tensor(entry: dict[str, Any], buffers: memoryview, *, model: str) -> Array:
         and all(type(size) is int and 0 <= size < 1 << 63 for size in shape)
     ):
         raise BadRequest(
-            f"input '{name}' has shape {shown(shape)}, expected a list of at most {MAX_RANK} sizes"
+            f"input '{name}' has shape {shown(shape)}, expected a list of at most {MAX_RANK} sizes, whole numbers from 0"
         )
     if not isinstance(datatype, str) or datatype not in _FLOATS:
         raise InvalidField(

@@ -94,7 +94,7 @@ def vjp_from_arrays(
     stacked = [np.asarray(given[name]).reshape(len(fields), -1, *grid) for name in expected]
     with np.errstate(over="ignore", invalid="ignore"):
         cotangents = np.concatenate(stacked, axis=1, dtype=np.float32)
-    check_finite(cotangents, config.outputs, what="the cotangent of field", every="every value")
+    check_finite(cotangents, config.outputs, what="the cotangent of field", mend="")
     return fields, cotangents, VjpForm(form, replace(form, by_channel=by_channel))
 
 

@@ -137,6 +137,14 @@ def test_output_own_parameter_overrides_the_requests(
     assert call.binary == expected
 
 
+def test_tensors_without_the_header_that_says_where_they_begin_are_refused_for_that() -> None:
+    body, length = request_of(np.ones(4, "<f4").tobytes(), parameters={"binary_data_size": 16})
+    with pytest.raises(BadRequest, match="behind it need Inference-Header-Content-Length"):
+        decode(body)
+    with pytest.raises(BadRequest, match=r"\(NaN and Infinity are not JSON\)"):
+        decode(body, length - 1)
+
+
 SIZE = {"binary_data_size": 16}
 
 
@@ -154,7 +162,7 @@ SIZE = {"binary_data_size": 16}
         ({"parameters": SIZE, "data": [1]}, bytes(16), "both 'data' and"),
         ({"parameters": SIZE, "shape": [2**62, 2**62]}, bytes(16), "needs"),
         ({"shape": [2**60, 2**60]}, b"", "declares shape"),
-        ({"shape": [-1, 1, 4]}, b"", "shape [-1, 1, 4]"),
+        ({"shape": [-1, 1, 4]}, b"", "shape [-1, 1, 4], expected a list of at most 8 sizes, whole"),
         ({"shape": [1.0, 1, 4]}, b"", "shape"),
         ({"shape": [2**64 - 1]}, b"", "shape"),
         ({"shape": [1] * 9}, b"", "at most 8 sizes"),
