@@ -75,7 +75,7 @@ OPERATIONS: list[Operation] = []
     protocol="oip",
 )  # fmt: skip
 async def infer(call: Call) -> Reply:
-    """Infer; JSON or binary tensors both ways, whatever Content-Type says."""
+    """Infer; JSON or binary tensors both ways; Inference-Header-Content-Length says which, not Content-Type."""
     settings, served = call.context.settings, call.served
     header, raw_shape, coding = call.parameters
     setting = "max_json_bytes" if header is None else "max_body_bytes"

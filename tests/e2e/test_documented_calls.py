@@ -39,6 +39,7 @@ _DOCS = (
     "docs/reference/fft.md",
     "docs/reference/ntt.md",
     "docs/reference/ops.md",
+    "docs/how-to/column-major.md",
     "docs/how-to/gradients.md",
     "docs/how-to/page.md",
     "docs/how-to/resolution.md",
