@@ -209,13 +209,13 @@ def _check_steps(time_step: float | None, past_steps: int | None, arch: FNOArchi
                 "--past-steps is for autoregressive networks: give --time-step, too"
             )
         return
-    states, wanted = past_steps or 1, arch.in_channels // arch.out_channels
+    states, (wanted, rest) = past_steps or 1, divmod(arch.in_channels, arch.out_channels)
     if arch.in_channels != states * arch.out_channels:
-        mend = (
-            f"; give --past-steps {wanted}"
-            if arch.in_channels == wanted * arch.out_channels
-            else ""
-        )
+        mend = ""
+        if wanted and not rest:
+            mend = f"; give --past-steps {wanted} if they are past states, oldest first"
+        if arch.in_channels > arch.out_channels:
+            mend += ". Static fields cannot be rolled out: leave --time-step out if some are"
         raise ImportRefused(
             "--time-step is for networks whose output is a state of their next input: the input's "
             f"{arch.in_channels} channels are not {states} x {arch.out_channels}{mend}"

@@ -133,7 +133,7 @@ def _why_not(config: ModelConfig) -> str | None:
         several, rest = divmod(len(names[0]), len(names[1]))
         # so they may be past states
         unsaid = several > 1 and not rest
-        remark = f", and its configuration does not say past_steps: {several}" if unsaid else ""
+        remark = f"; past states have past_steps: {several} in config.json" if unsaid else ""
         return f"its outputs {names[1]} are not its inputs {names[0]}{remark}"
     # A state may have other names after the step, but not those of other channels.
     last = config.inputs[-len(config.outputs) :]

@@ -486,7 +486,9 @@ def test_a_network_of_past_steps_is_told_to_say_how_many(
     torch.save(Script("B", (4,), 6, 10, 1).state_dict(), tmp_path / "fno.pt")
     steps = ["--set", "script=fourier_1d", "--time-step", "1"]
     assert run(repository, tmp_path / "fno.pt", *steps) == 1
-    assert "10 channels are not 1 x 1; give --past-steps 10" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "10 channels are not 1 x 1; give --past-steps 10 if they are past states" in said
+    assert "Static fields cannot be rolled out: leave --time-step out if some are" in said
     assert run(repository, tmp_path / "fno.pt", *steps, "--past-steps", "10") == 0
     assert load_model(repository / "model").config.states == 10
 

@@ -260,7 +260,10 @@ U_V = {"u": "1", "v": "1"}
             {"v": "1", "w": "1"},
             "its outputs ['v', 'w'] are not its inputs ['u', 'v'] in this order",
         ),
-        ({"u": "1"}, "its outputs ['u'] are not its inputs ['u', 'v']"),
+        (
+            {"u": "1"},
+            "its outputs ['u'] are not its inputs ['u', 'v']; past states have past_steps: 2 in config.json",
+        ),
         ({"u": "m/s", "v": "degC"}, "its output 'v' is in degC, its input 'v' in K"),
         ({"u": "m/s", "v": "K"}, ""),
         (U_V, ""),
