@@ -214,7 +214,7 @@ def _binary_output(document: dict[str, Any], *, default: bool, model: str) -> bo
         if name != OUTPUT:
             raise BadRequest(
                 f"unexpected inference output '{name[:80]}' for model '{model}', expected "
-                f"'{OUTPUT}'"
+                f"'{OUTPUT}', which has all channels on axis 1"
             )
         if number:
             raise BadRequest(f"output '{name}' already exists in request")
@@ -239,7 +239,7 @@ def _only_input(document: dict[str, Any], *, model: str) -> dict[str, Any]:
     if len(listed) != 1:
         raise BadRequest(
             f"expected 1 input but got {len(listed)} inputs for model '{model}': expected "
-            f"['{INPUT}'], got {shown(names)}"
+            f"['{INPUT}'] with all channels on axis 1, got {shown(names)}"
         )
     if names != [INPUT]:
         raise BadRequest(
