@@ -42,15 +42,15 @@ class SharedSum:
 class SharedSums:
     """The sums of a service."""
 
-    def __init__(self, settings: Settings, memory: int | None = None, own: int = 0) -> None:
-        """`memory` is the descriptor of a `SumsMemory`, and is closed; `own` is the index of this front end.
+    def __init__(self, settings: Settings, memory: str = "", own: int = 0) -> None:
+        """`memory` is the file of a `SumsMemory`; `own` is the index of this front end.
 
         By default it is the only one.
         """
         parts: list[memoryview | None] = [None] * _count(settings)
-        if memory is not None:
-            integers, each = _integers(mmap.mmap(memory, 0)), settings.frontends
-            os.close(memory)
+        if memory:
+            with open(memory, "r+b") as file:
+                integers, each = _integers(mmap.mmap(file.fileno(), 0)), settings.frontends
             parts = [integers[at * each : (at + 1) * each] for at in range(len(parts))]
         self.connections, self.bytes, *of_models = [SharedSum(one, own) for one in parts]
         self.bytes_of_models = dict(zip(_limited_models(settings), of_models, strict=True))
@@ -61,11 +61,12 @@ class SumsMemory:
     """The memory of the sums of all front ends, for the process that starts these."""
 
     def __init__(self, settings: Settings) -> None:
-        self.descriptor = os.memfd_create("turbofno-sums")
-        weakref.finalize(self, os.close, self.descriptor)
+        descriptor = os.memfd_create("turbofno-sums")
+        weakref.finalize(self, os.close, descriptor)
+        self.file = f"/proc/{os.getpid()}/fd/{descriptor}"
         self._each = settings.frontends
-        os.ftruncate(self.descriptor, _count(settings) * self._each * _INTEGER_BYTES)
-        self._integers = _integers(mmap.mmap(self.descriptor, 0))
+        os.ftruncate(descriptor, _count(settings) * self._each * _INTEGER_BYTES)
+        self._integers = _integers(mmap.mmap(descriptor, 0))
 
     def forget(self, index: int) -> None:
         """Count nothing any more of a front end that has ended."""

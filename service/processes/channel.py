@@ -39,6 +39,17 @@ def new_endpoint() -> str:
     return f"@turbofno-{secrets.token_hex(16)}"
 
 
+def address(endpoint: str) -> str:
+    """The address of a socket: in the abstract namespace it begins with NUL."""
+    return endpoint.replace("@", "\0", 1)
+
+
+def of_this_user(connected: socket.socket) -> bool:
+    """True if the peer runs as the user that this process runs as."""
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(credentials)[1] == os.geteuid())
+
+
 class Channel:
     """One end of a connection. `listen` serves many peers, by identity; `connect` has one, with an empty identity.
 
@@ -73,7 +84,7 @@ class Channel:
     def listen(self, endpoint: str) -> Self:
         """Listen at `endpoint`, for processes of the same user only. Returns the channel."""
         self._listening = socket.socket(socket.AF_UNIX, _STREAM)
-        self._listening.bind(_address(endpoint))
+        self._listening.bind(address(endpoint))
         self._listening.listen()
         self._watch()
         return self
@@ -82,7 +93,7 @@ class Channel:
         """Connect to the process that listens at `endpoint`; if there is none, messages are dropped. Returns the channel."""
         connected = socket.socket(socket.AF_UNIX, _STREAM)
         try:
-            connected.connect(_address(endpoint))
+            connected.connect(address(endpoint))
         except (ConnectionRefusedError, BlockingIOError):
             # Nobody listens, or too many wait to be accepted.
             connected.close()
@@ -159,9 +170,7 @@ class Channel:
             self._loop.remove_reader(listening)
             self._loop.call_later(PAUSE_SECONDS, self._watch)
             return
-        credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        _, user, _ = _CREDENTIALS.unpack(credentials)
-        if user == os.geteuid():
+        if of_this_user(accepted):
             _Connection(self, accepted)
         else:
             accepted.close()
@@ -275,8 +284,3 @@ class _Connection(asyncio.Protocol):
         frame = arrived[begin:end]
         del arrived[:end]
         return frame
-
-
-def _address(endpoint: str) -> str:
-    """The address of a socket: in the abstract namespace it begins with NUL."""
-    return endpoint.replace("@", "\0", 1)

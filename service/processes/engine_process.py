@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from turbofno.service.processes.launch import Launch
+    from turbofno.service.processes.slab_group import Rank
 
 logger = logging.getLogger(__name__)
 
@@ -355,8 +356,8 @@ def _unexpected(number: int, front_end: _FrontEnd, error: BaseException) -> Infe
     return InferenceFailed("the engine failed on this request; the server's log has the cause")
 
 
-async def run(launch: Launch) -> int:
-    """Serve front ends until SIGTERM. Returns the exit status: 1 if a device failed, or a rank of several.
+async def run(launch: Launch, ranks: list[Rank]) -> int:
+    """Serve front ends until SIGTERM, with the other ranks if there are some. Returns the exit status: 1 if a device failed, or a rank of several.
 
     Raises:
         ValueError: a wrong repository, model name or device.
@@ -366,7 +367,7 @@ async def run(launch: Launch) -> int:
         metrics.registry.register(TritonMetrics(metrics))
     capacity = QueueCapacity(launch.settings, metrics)
     try:
-        group = await SlabGroup.start(launch, metrics) if len(launch.devices) > 1 else None
+        group = await SlabGroup.start(launch, metrics, ranks) if ranks else None
     except RuntimeError as error:
         logger.error("the ranks of %s have not joined: %s", launch.name, error)
         return 1

@@ -1,12 +1,13 @@
-"""The launch of a child process: its parameters, and its first steps."""
+"""The launch of a child process: its parameters, its first and its last steps."""
 
 from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import os
 import signal
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
@@ -15,9 +16,14 @@ from turbofno.service import logs
 from turbofno.service.engine.interface import RecoveryRecord
 from turbofno.service.processes.memory import KEPT_BYTES
 from turbofno.service.settings import Settings
-from turbofno.service.system import keep_freed_memory
+from turbofno.service.system import keep_freed_memory, name_process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +43,8 @@ class Launch:
     """Models of the dead engine that this one replaces."""
     banner: bool = False
     """Print usage examples once the models are ready."""
-    sums: int | None = None
-    """Descriptor of the memory of the front ends' sums, which each of them inherits."""
+    sums: str = ""
+    """File of the memory of the front ends' sums."""
     rank: int = 0
     """Of an engine of several devices. Only the first rank is a child of the supervisor."""
     store: str = ""
@@ -62,16 +68,27 @@ class Launch:
         # Unlike dump_json this keeps infinite seconds.
         return json.dumps(_SERIAL.dump_python(self, mode="json")).encode()
 
+    @staticmethod
+    def load(data: bytes) -> Launch:
+        return _SERIAL.validate_json(data)
+
 
 _SERIAL = TypeAdapter(Launch)
 
 
-def enter(data: bytes) -> Launch:
-    """Make this process the child that its parent launched. The kernel kills it when its parent dies."""
-    launch = _SERIAL.validate_json(data)
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != launch.parent:
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
         os._exit(1)
+
+
+def enter(launch: Launch) -> None:
+    """Make this process the child that its parent launched."""
+    name_process(launch.name)
+    # Its own session: Ctrl-C must reach only the supervisor, which stops the others in order.
+    os.setsid()
+    die_with(launch.parent)
     # A front end installs its own handler once it serves.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     logs.configure(launch.settings, process=launch.name)
@@ -81,4 +98,17 @@ def enter(data: bytes) -> Launch:
         keep_freed_memory(KEPT_BYTES)
     else:
         keep_freed_memory()
-    return launch
+
+
+def run_to_the_end(run: Callable[[], int]) -> NoReturn:
+    """Run and exit with the status, whatever called this.
+
+    Interpreter shutdown would crash a device thread that is still in a batch; nothing else is left to clean up.
+    """
+    status = 1
+    try:
+        status = run()
+    except BaseException:
+        logger.critical("unexpected failure", exc_info=True)
+    logging.shutdown()
+    os._exit(status)

@@ -1,15 +1,10 @@
-"""Entry point of the ranks of an engine of several devices, except the first, which is the engine process.
-
-Its standard input is the socket to the first rank, whose commands it runs until that ends; its argument is only for `ps`.
-"""
+"""A rank of an engine of several devices, except the first, which is the engine process, and whose commands it runs."""
 
 from __future__ import annotations
 
 import logging
 import os
-import sys
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +13,6 @@ import torch
 
 from turbofno.models.core.checkpoint import load_model
 from turbofno.service.pipeline.worker import arithmetic_threads
-from turbofno.service.processes.launch import enter
 from turbofno.service.processes.memory import AttachedMemory, SlotMemory
 from turbofno.service.processes.messages import Attach
 from turbofno.service.processes.slab_commands import Answer, Done, Failed, decoder
@@ -29,9 +23,11 @@ from turbofno.service.runtime.slabs import Slabs, Start
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from multiprocessing.connection import Connection
 
     from turbofno.models.core.config import Precision
     from turbofno.service.engine.interface import Fields
+    from turbofno.service.processes.launch import Launch
     from turbofno.service.runtime.slabs import Energies
 
 logger = logging.getLogger(__name__)
@@ -80,9 +76,8 @@ def _mapped(attachment: Attach) -> AttachedMemory:
         return AttachedMemory(spare.attachment())
 
 
-def main() -> int:
-    connection = Connection(sys.stdin.fileno())
-    launch = enter(connection.recv_bytes())
+def run(launch: Launch, connection: Connection) -> int:
+    """Run the commands of the first rank, from this connection, until that ends. Returns the exit status."""
     settings = launch.settings
     try:
         device = prepare_device(settings)
@@ -112,10 +107,3 @@ def main() -> int:
             logger.exception("%s failed", command.method)
             answer = Failed(f"{type(error).__name__}: {error}")
         connection.send_bytes(msgspec.msgpack.encode(answer))
-
-
-if __name__ == "__main__":
-    status = main()
-    logging.shutdown()
-    # As in an engine: nothing is left to clean up, and destroying a group waits for ranks that are gone.
-    os._exit(status)

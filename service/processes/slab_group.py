@@ -12,13 +12,13 @@ import itertools
 import logging
 import os
 import socket
-import sys
 import time
 import weakref
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,6 +29,8 @@ import torch
 import torch.distributed as dist
 
 from turbofno.service.errors import DeviceLost
+from turbofno.service.processes.child_process import ChildProcess, in_thread
+from turbofno.service.processes.launch import Launch, enter, run_to_the_end
 from turbofno.service.processes.liveness import HEARTBEAT_SECONDS
 from turbofno.service.processes.memory import SlotMemory
 from turbofno.service.processes.slab_commands import Answer, Command, Done, Failed, encoder
@@ -37,7 +39,7 @@ from turbofno.service.runtime.device import resolve_device
 from turbofno.service.runtime.slabs import Slabs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -46,7 +48,6 @@ if TYPE_CHECKING:
     from turbofno.models.core.config import Precision
     from turbofno.service.engine.interface import Fields
     from turbofno.service.metrics import Metrics
-    from turbofno.service.processes.launch import Launch
     from turbofno.service.processes.messages import Attach
     from turbofno.service.processes.slab_commands import Reference
 
@@ -66,9 +67,11 @@ _MAX_KNOWN = 4096
 """Most models and grids that are known to have run."""
 
 
-class _Rank(NamedTuple):
+class Rank(NamedTuple):
+    """Another rank, as the first one has it."""
+
     number: int
-    process: asyncio.subprocess.Process
+    process: ChildProcess
     connection: Connection
 
 
@@ -84,6 +87,42 @@ class _Running:
         """The first rank failed: the others fail too, or wait for it in vain."""
         self.left = min(self.left, seconds)
         self.late = f"rank 0 failed: {_named(error)}; the others did not end within {seconds:.0f} s"
+
+
+def fork(launch: Launch) -> tuple[Launch, list[Rank]]:
+    """Fork the other ranks from the process of the first, before it has threads and a GPU.
+
+    Returns:
+        The launch of the first, by which it finds the others, and these.
+    """
+    others = launch.devices[1:]
+    if not others:
+        return launch, []
+    # Like other shared memory here it has no name, so nothing stays behind.
+    store = os.memfd_create("turbofno-store")
+    launch = replace(launch, parent=os.getpid(), store=f"/proc/{os.getpid()}/fd/{store}")
+    forked: list[tuple[int, socket.socket]] = []
+    for rank, device in enumerate(others, 1):
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if not pid:
+            for _, of_another in (*forked, (0, ours)):
+                of_another.close()
+            settings = launch.settings.model_copy(update={"device": device})
+            run_to_the_end(partial(_follow, replace(launch, rank=rank, settings=settings), theirs))
+        theirs.close()
+        forked.append((pid, ours))
+    return launch, [
+        Rank(number, ChildProcess(pid), Connection(ours.detach()))
+        for number, (pid, ours) in enumerate(forked, 1)
+    ]
+
+
+def _follow(launch: Launch, first: socket.socket) -> int:
+    from turbofno.service.processes import slab_follower
+
+    enter(launch)
+    return slab_follower.run(launch, Connection(first.detach()))
 
 
 def join(launch: Launch, device: torch.device) -> None:
@@ -106,7 +145,9 @@ def join(launch: Launch, device: torch.device) -> None:
 class SlabGroup:
     """Implements turbofno.service.runtime.slabs.SlabGroup. Commands are for the device thread."""
 
-    def __init__(self, launch: Launch, device: torch.device, metrics: Metrics) -> None:
+    def __init__(
+        self, launch: Launch, device: torch.device, metrics: Metrics, ranks: Sequence[Rank] = ()
+    ) -> None:
         settings = launch.settings
         self.name, self.devices = launch.name, launch.devices
         self.device = device
@@ -122,7 +163,7 @@ class SlabGroup:
         self.memory = SlotMemory(8 * max(1, settings.frontends) * settings.shared_memory_bytes)
         self._addresses = {_OWN_MEMORY: _addresses(self.memory.bytes)}
         """Of each memory that all ranks have mapped, by its number."""
-        self._ranks: list[_Rank] = []
+        self._ranks = ranks
         self._notes: deque[Command] = deque()
         self._sending = Lock()
         self._encoder = encoder(self._reference)
@@ -132,33 +173,33 @@ class SlabGroup:
         """Model and grid -> seconds of a step of a field when it last ran."""
 
     @classmethod
-    async def start(cls, launch: Launch, metrics: Metrics) -> SlabGroup:
-        """Start the other ranks and join them.
+    async def start(cls, launch: Launch, metrics: Metrics, ranks: list[Rank]) -> SlabGroup:
+        """Join the other ranks.
 
         Raises:
             ValueError: a device cannot be used.
             RuntimeError: a rank ended, or they did not join in time; another start may succeed.
         """
         devices = [resolve_device(name) for name in launch.devices]
-        group = cls(launch, devices[0], metrics)
-        # Like other shared memory here it has no name, so nothing stays behind.
-        store = os.memfd_create("turbofno-store")
-        launch = replace(launch, parent=os.getpid(), store=f"/proc/{os.getpid()}/fd/{store}")
+        group = cls(launch, devices[0], metrics, ranks)
         try:
-            for rank, device in enumerate(launch.devices[1:], 1):
-                settings = launch.settings.model_copy(update={"device": device})
-                group._ranks.append(await _started(replace(launch, rank=rank, settings=settings)))
-            for _, process, connection in group._ranks:
+            for _, process, connection in ranks:
                 try:
                     await asyncio.to_thread(connection.recv_bytes)
                 except (EOFError, OSError):
                     if await process.wait() == os.EX_CONFIG:
                         raise ValueError(f"{group._ended()}; the lines above say why") from None
                     raise RuntimeError(group._ended()) from None
-            try:
-                await asyncio.to_thread(join, launch, devices[0])
-            except RuntimeError as error:
-                raise RuntimeError(group._ended() or str(error)) from error
+            joined = asyncio.wrap_future(in_thread(partial(join, launch, devices[0])))
+            waits: list[asyncio.Future[Any]] = [
+                asyncio.wrap_future(rank.process.ended) for rank in ranks
+            ]
+            # Joining would wait a minute for one that has ended.
+            await asyncio.wait((joined, *waits), return_when=asyncio.FIRST_COMPLETED)
+            if ended := group._ended():
+                joined.cancel()
+                raise RuntimeError(ended)
+            await joined
         except BaseException:
             await group.close()
             raise
@@ -356,15 +397,3 @@ def _named(error: Exception) -> str:
 def _addresses(memory: NDArray[np.uint8]) -> range:
     start = memory.ctypes.data
     return range(start, start + memory.nbytes)
-
-
-async def _started(launch: Launch) -> _Rank:
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "turbofno.service.processes.slab_follower",
-            launch.name, stdin=theirs.fileno(),
-        )  # fmt: skip
-    connection = Connection(ours.detach())
-    connection.send_bytes(launch.dump())
-    return _Rank(launch.rank, process, connection)

@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from turbofno.service import logs
+from turbofno.service.processes.fork_server import ForkServer
 from turbofno.service.processes.port import reserve
 from turbofno.service.processes.supervisor import Supervisor
 from turbofno.service.settings import env_name, exposure_warnings, http_url, misspelt_variables
@@ -30,6 +31,9 @@ def run_processes(settings: Settings, *, for_people: bool) -> int:
         return 1
     try:
         settings = with_descriptors(settings)
+        # Before the sockets, which it does not need.
+        fork_server = ForkServer()
+        fork_server.fork()
         reserved = reserve(settings)
     except ValueError as error:
         logger.error("cannot start: %s", error)
@@ -52,6 +56,7 @@ def run_processes(settings: Settings, *, for_people: bool) -> int:
             engines=engine_settings(settings),
             frontends=settings.frontends,
             banner=for_people,
+            fork_server=fork_server,
         )
         return asyncio.run(supervisor.run(signals=True))
 

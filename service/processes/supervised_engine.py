@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class SupervisedEngine(RemoteEngine):
     """Starts the engine processes of the settings, keeps them running, and ends them when it is closed.
 
-    The kernel kills them when the thread that called `start` ends.
+    They are killed when the event loop or the process ends before.
     """
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:

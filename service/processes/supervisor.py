@@ -8,7 +8,6 @@ import itertools
 import logging
 import os
 import signal
-import sys
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +17,7 @@ from prometheus_client import generate_latest
 
 from turbofno.service.processes import messages
 from turbofno.service.processes.channel import Channel, new_endpoint
+from turbofno.service.processes.fork_server import START_SECONDS, ForkServer
 from turbofno.service.processes.launch import Launch
 from turbofno.service.processes.liveness import HEARTBEAT_SECONDS, SCRAPE_SECONDS
 from turbofno.service.processes.metrics_sum import MetricsSum
@@ -27,12 +27,11 @@ from turbofno.service.system import on_hangup
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from turbofno.service.processes.child_process import ChildProcess
     from turbofno.service.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-START_SECONDS = 120.0
-"""Most time until the first heartbeat, which includes importing PyTorch and opening a GPU."""
 OWN_FRONT_END = b"frontend-0.1"
 """Identity of a front end in the supervisor's process."""
 KILL_SECONDS = 5.0
@@ -50,7 +49,7 @@ class _Child:
 
     launch: Launch
     """Of the present process, or the next one before the first."""
-    process: asyncio.subprocess.Process | None = None
+    process: ChildProcess | None = None
     heartbeat: messages.Heartbeat | None = None
     """The last one of the process."""
     last_heartbeat: float = 0.0
@@ -63,7 +62,7 @@ class _Child:
         return self.process is not None and self.process.returncode is None
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the process, which runs."""
+        """Send a signal to the process, which has been started."""
         assert self.process is not None
         self.process.send_signal(number)
 
@@ -79,6 +78,7 @@ class Supervisor:
         frontends: int,
         banner: bool = False,
         on_engines: Callable[[Sequence[messages.Peer]], None] = lambda _: None,
+        fork_server: ForkServer | None = None,
     ) -> None:
         """`settings` are those of the service and of its front ends, `engines` those of each engine.
 
@@ -86,15 +86,16 @@ class Supervisor:
         """
         self._settings = settings
         self._endpoint = new_endpoint()
+        self._fork_server = fork_server or ForkServer()
         first = partial(Launch, generation=0, parent=os.getpid(), endpoint=self._endpoint)
         self._sums = SumsMemory(settings) if frontends else None
-        sums = None if self._sums is None else self._sums.descriptor
+        sums = "" if self._sums is None else self._sums.file
         self._children = [
-            *(_Child(first("engine", i, settings=one)) for i, one in enumerate(engines)),
             *(
                 _Child(first("frontend", i, settings=settings, banner=banner and i == 0, sums=sums))
                 for i in range(frontends)
             ),
+            *(_Child(first("engine", i, settings=one)) for i, one in enumerate(engines)),
         ]
         self._metrics = MetricsSum()
         self._numbers = itertools.count()
@@ -119,7 +120,7 @@ class Supervisor:
         return ""
 
     async def run(self, *, signals: bool = False) -> int:
-        """Run until it is stopped or a child has a configuration error. Returns the exit status.
+        """Run until it is stopped or a child has a configuration error. Returns the exit status. Cancelling it kills all.
 
         With `signals`, on the main thread, the first SIGTERM or SIGINT drains, the second aborts, SIGHUP is passed on.
         """
@@ -132,7 +133,17 @@ class Supervisor:
         tasks = [asyncio.create_task(self._supervise(child)) for child in self._children]
         for task in tasks:
             task.add_done_callback(self._on_supervised)
-        await self._stop.wait()
+        try:
+            await self._stop.wait()
+        except asyncio.CancelledError:
+            for task in tasks:
+                task.cancel()
+            self._fork_server.kill()
+            for child in self._running("frontend", "engine"):
+                child.send(signal.SIGKILL)
+            self._channel.close()
+            raise
+        await self._fork_server.close()
         await self._terminate("frontend", self._settings.drain_seconds + KILL_SECONDS)
         await self._terminate("engine", KILL_SECONDS)
         await asyncio.wait(tasks)
@@ -179,25 +190,16 @@ class Supervisor:
             recovery=old.recovery if child.heartbeat is None else child.heartbeat.models,
             banner=old.banner and not old.generation,
         )
-        child.heartbeat, child.last_heartbeat = None, time.monotonic()
-        # Its own session: Ctrl-C must reach only the supervisor, which stops the others in order. (uvloop knows no process groups.)
-        process = child.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "turbofno.service.processes", launch.name,
-            stdin=asyncio.subprocess.PIPE, start_new_session=True,
-            pass_fds=() if launch.sums is None else (launch.sums,),
-        )  # fmt: skip
+        child.heartbeat = None
+        process = child.process = await self._fork_server.start(launch)
+        child.last_heartbeat = time.monotonic()
         if self._stop.is_set():
             process.kill()
         watching = asyncio.create_task(self._kill_if_silent(child))
-        try:
-            await process.communicate(launch.dump())
-        except RuntimeError:
-            # uvloop's BrokenPipeError: it ended first.
-            await process.wait()
+        status = await process.wait()
         watching.cancel()
         self._on_exit(launch)
-        assert process.returncode is not None
-        return process.returncode
+        return status
 
     async def _kill_if_silent(self, child: _Child) -> None:
         while True:

@@ -91,14 +91,13 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
         yield Deployed(url, module)
 
 
-def processes(module: str, name: str) -> list[int]:
-    """Process ids of this cluster's processes that run a module under a name."""
+def processes(name: str) -> list[int]:
+    """Process ids of this cluster's processes of this name."""
     found = []
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
             try:
-                arguments = (process / "cmdline").read_text().split("\0")
-                if arguments[2:4] == [f"turbofno.service.{module}", name]:
+                if (process / "comm").read_text().rstrip() == name:
                     environment = (process / "environ").read_text().split("\0")
                     if f"RAY_TMPDIR={os.environ['RAY_TMPDIR']}" in environment:
                         found.append(int(process.name))
@@ -108,10 +107,7 @@ def processes(module: str, name: str) -> list[int]:
 
 
 def ranks() -> list[int]:
-    return [
-        *processes("processes", "engine-0"),
-        *processes("processes.slab_follower", "engine-0-rank-1"),
-    ]
+    return [*processes("engine-0"), *processes("engine-0-rank-1")]
 
 
 def fresh_fields() -> NDArray[np.float32]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import Any
 
 from turbofno.service.processes.supervisor import Supervisor
@@ -16,13 +15,13 @@ LIMITS: Any = "a bytes=5, b fields=2, c bytes=7"
 SETTINGS = Settings(frontends=3, model_limits=LIMITS)
 
 
-def of_processes(descriptor: int, *indices: int) -> list[SharedSums]:
-    return [SharedSums(SETTINGS, os.dup(descriptor), own) for own in indices]
+def of_processes(memory: str, *indices: int) -> list[SharedSums]:
+    return [SharedSums(SETTINGS, memory, own) for own in indices]
 
 
 def test_each_process_adds_to_its_part_and_all_know_the_sum() -> None:
     memory = SumsMemory(SETTINGS)
-    first, third = of_processes(memory.descriptor, 0, 2)
+    first, third = of_processes(memory.file, 0, 2)
     first.connections.add(2)
     third.connections.add(1)
     first.connections.add(-1)
@@ -36,7 +35,7 @@ def test_each_process_adds_to_its_part_and_all_know_the_sum() -> None:
 
 def test_what_an_ended_process_counted_is_forgotten() -> None:
     memory = SumsMemory(SETTINGS)
-    ended, other = of_processes(memory.descriptor, 0, 1)
+    ended, other = of_processes(memory.file, 0, 1)
     ended.connections.add(2)
     ended.bytes.add(3)
     ended.bytes_of_models["c"].add(3)
@@ -50,7 +49,6 @@ def test_the_supervisor_forgets_what_a_dead_front_end_held() -> None:
     async def main() -> None:
         supervisor = Supervisor(SETTINGS, engines=[], frontends=3)
         first, second, _ = (child.launch for child in supervisor._children)
-        assert first.sums is not None
         held, other = of_processes(first.sums, 0, 1)
         held.bytes.add(5)
         other.bytes.add(7)

@@ -34,16 +34,18 @@ class Service:
     url: str = ""
 
     def pids(self) -> dict[str, int]:
-        """Name, such as engine-0, -> process id of each live process."""
+        """Name, such as engine-0, -> process id of each front end and engine."""
+        return {name: pid for name, pid in self.children().items() if name != "fork-server"}
+
+    def children(self) -> dict[str, int]:
+        """Those of the supervisor, by name."""
         found = {}
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         for pid in map(int, children.split()):
             try:
-                arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+                found[Path(f"/proc/{pid}/comm").read_text().rstrip()] = pid
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            if len(arguments) > 3:
-                found[arguments[3]] = pid
         return found
 
     def get(self, path: str) -> httpx.Response:
@@ -135,16 +137,15 @@ def everything_is_given_back(service: Service) -> None:
 
 
 @contextmanager
-def running(repository: Path, **settings: object) -> Iterator[Service]:
+def running(repository: Path, *, fault: str = "", **settings: object) -> Iterator[Service]:
+    """`fault` is Python code that runs first, to break something in any of the processes."""
     environment = {**os.environ, "TURBOFNO_PORT": "0", "TURBOFNO_FRONTENDS": "2"}
     environment |= {"TURBOFNO_DEVICES": "cpu", "TURBOFNO_TORCH_THREADS": "1"}
     environment |= {"TURBOFNO_MODEL_CONTROL": "true"}
     environment |= {f"TURBOFNO_{key.upper()}": str(value) for key, value in settings.items()}
     environment["TURBOFNO_MODEL_REPOSITORY"] = str(repository)
-    process = start(
-        "from turbofno.service.cli import main; raise SystemExit(main())", "serve",
-        cwd=ROOT, env=environment,
-    )  # fmt: skip
+    code = f"{fault}\nfrom turbofno.service.cli import main; raise SystemExit(main())"
+    process = start(code, "serve", cwd=ROOT, env=environment)
     service = Service(process)
     with announced(process, r"front ends on (http://\S+),", service.log) as service.url:
         yield service

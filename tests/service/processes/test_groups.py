@@ -10,7 +10,7 @@ import os
 import signal
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,11 +157,24 @@ def noise(*shape: int) -> Array:
     return generator().standard_normal(shape).astype(np.float32)
 
 
+KILL_THE_FIRST_RANK_1 = """
+import os
+from turbofno.service.processes import slab_follower
+def run(launch, connection, unbroken=slab_follower.run):
+    if launch.generation == 1:
+        if JOINS:
+            connection.send_bytes(b"ready")
+        os.kill(os.getpid(), 9)
+    return unbroken(launch, connection)
+slab_follower.run = run
+"""
+
+
 def rank_of(service: Service, engine: str = "engine-0") -> int:
     """Process id of an engine's second rank."""
     children = Path(f"/proc/{service.pids()[engine]}/task").glob("*/children")
     pids = [int(pid) for file in children for pid in file.read_text().split()]
-    (rank,) = (pid for pid in pids if "slab_follower" in Path(f"/proc/{pid}/cmdline").read_text())
+    (rank,) = (pid for pid in pids if "-rank-1" in Path(f"/proc/{pid}/comm").read_text())
     return rank
 
 
@@ -364,17 +377,13 @@ def test_another_engine_goes_on_and_nothing_is_left_at_the_end(models: Models) -
     assert sum("the group of engine-0 is lost: rank 1 on cpu" in line for line in service.log) == 1
 
 
-def test_a_rank_that_is_killed_while_it_starts_costs_another_start(models: Models) -> None:
-    with running(models.root, devices="cpu+cpu", frontends=1) as service:
-
-        def killed() -> bool:
-            with suppress(KeyError, ValueError, OSError):
-                os.kill(rank_of(service), signal.SIGKILL)
-                return True
-            return False
-
-        until(killed, 60)
-        service.until_ready(90, processes=2)
+@pytest.mark.parametrize("joins", [False, True])
+def test_a_rank_that_is_killed_while_it_starts_costs_another_start(
+    joins: bool, models: Models
+) -> None:
+    fault = f"JOINS = {joins}\n{KILL_THE_FIRST_RANK_1}"
+    with running(models.root, devices="cpu+cpu", frontends=1, fault=fault) as service:
+        service.until_ready(processes=2)
     why = "the ranks of engine-0 have not joined: rank 1 on cpu ended with status -9"
     assert sum(why in line for line in service.log) == 1
 

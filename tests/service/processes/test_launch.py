@@ -13,8 +13,8 @@ from turbofno.service.settings import Settings
 
 SHOW = """
 import sys
-from turbofno.service.processes.launch import enter
-print(enter(sys.stdin.buffer.read()).dump().decode())
+from turbofno.service.processes.launch import Launch
+print(Launch.load(sys.stdin.buffer.read()).dump().decode())
 """
 
 

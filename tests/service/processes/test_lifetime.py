@@ -55,7 +55,7 @@ def test_drain_answers_what_was_accepted_and_leaves_nothing_behind(repository: P
     held_before = shared_memory()
     with running(repository) as service:
         service.until_ready()
-        pids = service.pids()
+        pids = service.children()
         slow = [service.connect() for _ in range(8)]
         for connection in slow:
             connection.sendall(HEAD + BODY[:5])
@@ -79,7 +79,7 @@ def test_drain_answers_what_was_accepted_and_leaves_nothing_behind(repository: P
 def test_when_the_supervisor_is_killed_everything_ends(repository: Path) -> None:
     with running(repository) as service:
         service.until_ready()
-        pids = service.pids()
+        pids = service.children()
         os.kill(pids["engine-0"], signal.SIGSTOP)
         service.process.kill()
         until(lambda: not alive(pids), 5)

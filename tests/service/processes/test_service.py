@@ -347,7 +347,7 @@ def kill_under_load(
     with Load(service, modules) as load:
         time.sleep(0.5)
         os.kill(pid, number)
-        until(lambda: service.pids().get(name, pid) != pid, HANG_SECONDS + 5)
+        until(lambda: service.pids().get(name, pid) != pid, 40)
         service.until_ready()
         time.sleep(0.3)
     assert not load.odd
@@ -355,6 +355,21 @@ def kill_under_load(
     everything_is_given_back(service)
     assert attached(service.pids()["engine-0"]) == 2
     return load
+
+
+def test_the_end_of_the_fork_server_disturbs_nothing(
+    service: Service, modules: dict[str, FNO]
+) -> None:
+    before = service.children()
+    with Load(service, modules) as load:
+        os.kill(before["fork-server"], signal.SIGKILL)
+        until(lambda: "fork-server" not in service.children(), 5)
+        time.sleep(0.3)
+    assert not load.odd
+    assert set(load.outcomes) == {"200"}
+    assert service.pids().items() == {*before.items()} - {("fork-server", before["fork-server"])}
+    kill_under_load(service, modules, "frontend-0", signal.SIGKILL)
+    assert service.children()["fork-server"] != before["fork-server"]
 
 
 def test_killed_engine_costs_503s_that_may_be_retried_and_nothing_more(

@@ -23,12 +23,14 @@ from turbofno.service.processes.launch import Launch
 from turbofno.service.processes.memory import SlotMemory
 from turbofno.service.processes.slab_commands import Answer, Done, Failed
 from turbofno.service.processes.slab_follower import _mapped
-from turbofno.service.processes.slab_group import SlabGroup, _Rank
+from turbofno.service.processes.slab_group import Rank, SlabGroup
 from turbofno.service.processes.slab_model import LARGE, SlabModel
 from turbofno.service.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from turbofno.service.processes.child_process import ChildProcess
 
 SETTINGS = Settings(frontends=1, devices="cpu+cpu")
 LAUNCH = Launch("engine", 0, 1, 1, "", SETTINGS)
@@ -42,7 +44,7 @@ def group_whose_other_rank_answers(
     group = SlabGroup(LAUNCH, torch.device("cpu"), Metrics())
     group.slabs.predict = lambda *_: own()  # type: ignore[method-assign]
     ours, theirs = Pipe()
-    group._ranks = [_Rank(1, cast("asyncio.subprocess.Process", None), ours)]
+    group._ranks = [Rank(1, cast("ChildProcess", None), ours)]
 
     def run() -> None:
         theirs.recv_bytes()
@@ -102,7 +104,7 @@ def test_a_group_that_waits_for_a_failed_first_rank_is_lost_for_its_reason() -> 
         group.slabs.predict = lambda *_: failing()  # type: ignore[method-assign]
         ours, theirs = Pipe()
         process = SimpleNamespace(wait=asyncio.Event().wait, returncode=None)
-        group._ranks = [_Rank(1, cast("asyncio.subprocess.Process", process), ours)]
+        group._ranks = [Rank(1, cast("ChildProcess", process), ours)]
         command = asyncio.create_task(asyncio.to_thread(group.run, *PREDICT, key=0, field_steps=1))
         await group.watch()
         theirs.close()

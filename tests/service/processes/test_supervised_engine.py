@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -19,11 +20,17 @@ from tests.service.waiting import until
 from turbofno.service.engine.interface import PredictRequest
 from turbofno.service.errors import Unavailable
 from turbofno.service.metrics import Metrics
+from turbofno.service.processes.fork_server import ForkServer
 from turbofno.service.processes.supervised_engine import SupervisedEngine
+from turbofno.service.processes.supervisor import Supervisor
 from turbofno.service.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
+
+    from turbofno.service.processes.child_process import ChildProcess
+    from turbofno.service.processes.launch import Launch
+    from turbofno.service.processes.messages import Peer
 
 
 def on_a_thread(main: Coroutine[Any, Any, None]) -> None:
@@ -31,17 +38,21 @@ def on_a_thread(main: Coroutine[Any, Any, None]) -> None:
         pool.submit(uvloop.run, main).result()
 
 
-def engine_of(repository: Path) -> SupervisedEngine:
-    settings = Settings(
+def settings_of(repository: Path) -> Settings:
+    return Settings(
         frontends=1, devices=("cpu",), torch_threads=1, model_repository=repository, port=0
     )
-    return SupervisedEngine(settings, Metrics())
 
 
-def children() -> set[int]:
-    """Process ids of the engines of this process, those included that are not reaped."""
+def engine_of(repository: Path) -> SupervisedEngine:
+    return SupervisedEngine(settings_of(repository), Metrics())
+
+
+def children(name: str = "") -> set[int]:
+    """Process ids of the children of this process whose name begins so, those included that are not reaped."""
     tasks = Path("/proc/self/task").glob("*/children")
-    return {int(pid) for task in tasks for pid in task.read_text().split()}
+    pids = {int(pid) for task in tasks for pid in task.read_text().split()}
+    return {pid for pid in pids if Path(f"/proc/{pid}/comm").read_text().startswith(name)}
 
 
 def test_an_engine_that_dies_is_started_again_until_the_end(tmp_path: Path) -> None:
@@ -63,7 +74,7 @@ def test_an_engine_that_dies_is_started_again_until_the_end(tmp_path: Path) -> N
         with pytest.raises(Unavailable, match="being started"):
             await answer()
         await until(lambda: engine.ready, 60)
-        (first,) = children() - before
+        (first,) = children("engine-")
         np.testing.assert_allclose(await answer(), expected, rtol=1e-4, atol=1e-5)
         metrics = (await engine.scrape()).decode()
         for process in ("frontend-0", "engine-0"):
@@ -85,23 +96,25 @@ def test_an_engine_that_dies_is_started_again_until_the_end(tmp_path: Path) -> N
     on_a_thread(main())
 
 
-def test_an_engine_that_dies_at_each_start_is_a_failure(tmp_path: Path) -> None:
+def test_an_engine_that_dies_at_each_start_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save_tiny(tmp_path)
     before = children()
+    start, killed = ForkServer.start, []
+
+    async def start_and_kill(self: ForkServer, launch: Launch) -> ChildProcess:
+        process = await start(self, launch)
+        process.kill()
+        killed.append(process)
+        return process
+
+    monkeypatch.setattr(ForkServer, "start", start_and_kill)
 
     async def main() -> None:
         engine = engine_of(tmp_path)
         engine.start()
-        killed: set[int] = set()
-
-        def failed() -> bool:
-            for pid in children() - before - killed:
-                if not engine.failure:
-                    os.kill(pid, signal.SIGKILL)
-                    killed.add(pid)
-            return bool(engine.failure)
-
-        await until(failed, 30)
+        await until(lambda: bool(engine.failure), 30)
         assert engine.failure == "engine-0 failed to start 3 times in a row"
         assert len(killed) == 3
         await engine.close(within=0)
@@ -117,5 +130,22 @@ def test_a_wrong_repository_is_a_failure(tmp_path: Path) -> None:
         await until(lambda: bool(engine.failure), 60)
         assert engine.failure == "engine-0 cannot start: its log says why"
         await engine.close(within=0)
+
+    on_a_thread(main())
+
+
+def test_a_supervisor_that_is_cancelled_kills_what_it_started(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    before = children()
+
+    async def main() -> None:
+        settings = settings_of(tmp_path)
+        up: list[Peer] = []
+        supervisor = Supervisor(settings, engines=[settings], frontends=0, on_engines=up.extend)
+        running = asyncio.create_task(supervisor.run())
+        await until(lambda: bool(up), 60)
+        assert children("engine-")
+        running.cancel()
+        await until(lambda: children() == before, 10)
 
     on_a_thread(main())
