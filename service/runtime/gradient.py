@@ -37,7 +37,8 @@ def vjp(module: torch.nn.Module, rows: torch.Tensor, shapes: VjpShapes) -> torch
             for part, shape in zip(rows.split(shapes.split, dim=1), shapes, strict=True)
         )
         output = _forward(module, field.requires_grad_())
-        gradient = _backward(output, field, cotangent)
+        power = _power_of_two(cotangent)
+        gradient = _backward(output, field, cotangent / power) * power
         return torch.cat([gradient.flatten(1), output.detach().flatten(1)], dim=1)
 
 
@@ -74,6 +75,14 @@ def _forward(module: torch.nn.Module, field: torch.Tensor) -> torch.Tensor:
     if not output.requires_grad:
         raise NotDifferentiable("PyTorch cannot differentiate its output by its input")
     return output
+
+
+def _power_of_two(cotangent: torch.Tensor) -> torch.Tensor:
+    """A power of two near each field's largest element: divided by it, neither tiny nor huge cotangents leave float32."""
+    largest = cotangent.abs().amax(tuple(range(1, cotangent.ndim)), keepdim=True)
+    # normal numbers, whose products are exact
+    largest = largest.clamp(2.0**-126, 2.0**126)
+    return largest / torch.frexp(largest).mantissa
 
 
 def _backward(output: torch.Tensor, field: torch.Tensor, cotangent: torch.Tensor) -> torch.Tensor:

@@ -241,6 +241,9 @@ def test_out_of_memory_at_load_does_not_refuse_gradients_later(
 
 def test_deadlines_cancellation_and_overflow_are_those_of_predictions(tmp_path: Path) -> None:
     module = save_tiny(tmp_path)
+    # a gradient larger than the cotangent
+    module.projection.linears[-1].weight.data.mul_(100)
+    save_model(tmp_path / "tiny-1d", tiny_config(), module)
 
     async def main() -> None:
         async with running(tmp_path) as (engine, metrics):

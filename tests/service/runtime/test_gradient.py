@@ -119,6 +119,19 @@ def test_the_shipped_network_has_float32_errors_only(device: str) -> None:
     assert relative(output, truth[1]) < 1e-5
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_tiny_and_huge_cotangents_lose_no_digits(device: str) -> None:
+    """The gradient is linear in the cotangent, so a power of two changes its exponent only."""
+    module = load_model(Path(__file__).parents[3] / "models/zoo/trained/darcy-2d").module
+    x, v = inputs(module, 2, (33, 35))
+    signs = np.sign(v)
+    gradient, output = served(module, x, signs, device)
+    exponents = np.array([-126, 127], np.int32).reshape(-1, 1, 1, 1)
+    scaled, same = served(module, x, np.ldexp(signs, exponents), device)
+    np.testing.assert_array_equal(scaled, np.ldexp(gradient, exponents))
+    np.testing.assert_array_equal(same, output)
+
+
 def test_networks_of_other_libraries_have_gradients_or_say_why_not(rng: random.Random) -> None:
     for _ in range(12):
         arch = draw_canonical(rng)
