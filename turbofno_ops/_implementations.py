@@ -6,32 +6,40 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from torch._C._dynamo.eval_frame import (
-    _FrameAction,
-    _FrameExecStrategy,
-    set_code_exec_strategy,
-)
 from torch._ops import OpOverload, OpOverloadPacket
+
+try:
+    from torch._C._dynamo.eval_frame import (
+        _FrameAction,
+        _FrameExecStrategy,
+        set_code_exec_strategy,
+    )
+
+    _SKIP: _FrameExecStrategy | None = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+except ImportError:  # private names, which a later torch may not have
+    _SKIP = None
 
 Run = TypeVar("Run", bound=Callable[..., Any])
 
 _runs: dict[str, Callable[..., Any]] = {}
 
 
-def add_implementation(name: str, run: Callable[..., Any]) -> None:
-    """Note the implementation of an op, `turbofno::name`."""
-    _runs[name] = untraced(run)
+def add_implementation(name: str, run: Run) -> Run:
+    """Note the implementation of an op, `turbofno::name`, and return what to register."""
+    run = _runs[name] = untraced(run)
+    return run
 
 
 def untraced(run: Run) -> Run:
     """Return the function, which torch.compile now runs as it is, with all that it calls, instead of tracing it.
 
-    Where torch.compile gives up on a caller, it would trace our Python, and fails there. `torch.compiler.disable` imports
-    the compiler, which takes seconds.
+    Where torch.compile gives up on a caller, it would trace our Python, and fails there. `torch.compiler.disable` does the
+    same, but imports the compiler, which takes seconds.
     """
+    if _SKIP is None:
+        return torch.compiler.disable(run)
     run._torchdynamo_disable = True  # type: ignore[attr-defined]
-    skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
-    set_code_exec_strategy(run.__code__, skip)
+    set_code_exec_strategy(run.__code__, _SKIP)
     return run
 
 

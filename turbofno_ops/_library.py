@@ -200,8 +200,7 @@ for _name, _run, _fake in (
     ),
     ("fourier_layer", _fourier_layer, _fake_fourier_layer),
 ):
-    _plain = uncast(_run)
-    add_implementation(f"turbofno::{_name}", _plain)
+    _plain = add_implementation(f"turbofno::{_name}", uncast(_run))
     _library.impl(_name, _plain, "CompositeExplicitAutograd")
     torch.library.register_fake(f"turbofno::{_name}", _fake, lib=_library)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -51,6 +54,18 @@ def test_an_op_runs_where_torch_compile_gave_up_on_its_caller() -> None:
     with pytest.raises(ValueError, match="holds at most 5"):
         compiled(x[..., :5, :])
     torch.testing.assert_close(compiled(x), layer(x))
+
+
+def test_a_torch_without_the_private_names_runs_them_too() -> None:
+    code = """
+import torch._dynamo  # which has them already
+import torch._C._dynamo.eval_frame as private
+del private.set_code_exec_strategy
+from tests.turbofno_ops import test_library, test_plan
+test_library.test_an_op_runs_where_torch_compile_gave_up_on_its_caller()
+test_plan.test_a_function_that_calls_it_can_be_compiled_by_torch()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("backend", ["reference", "gemm"])

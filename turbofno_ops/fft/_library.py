@@ -196,7 +196,6 @@ def _weighted(spectrum: torch.Tensor, axis: Axis, *, inverse: bool) -> torch.Ten
     return torch.view_as_complex((parts / weights if inverse else parts * weights).contiguous())
 
 
-_library.impl("fourier_transform", _run, "CompositeExplicitAutograd")
-add_implementation(_NAME, _run)
+_library.impl("fourier_transform", add_implementation(_NAME, _run), "CompositeExplicitAutograd")
 torch.library.register_fake(_NAME, _fake, lib=_library)
 torch.library.register_autograd(_NAME, _differentiate, setup_context=_save, lib=_library)
