@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import torch
 from torch.autograd import forward_ad
 
 from turbofno_ops._modes import axis_limits
-from turbofno_ops.description import PRECISIONS
+from turbofno_ops.description import PRECISIONS, Size
 from turbofno_ops.dispatch import BACKENDS
 
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
@@ -62,6 +63,16 @@ def check_field_and_weight(op: str, x: torch.Tensor, weight: torch.Tensor) -> No
         raise ValueError(
             f"{op}: x is on {x.device} but weight on {weight.device}; move one of them"
         )
+
+
+def grid_of(op: str, size: Sequence[int]) -> Size:
+    """Return a grid as plain integers: tables are computed from them, and tensors of one number would round them."""
+    try:
+        return tuple(operator.index(points) for points in size)
+    except TypeError:
+        raise TypeError(
+            f"{op}: size must be the points along each axis of the whole field, got {size!r}"
+        ) from None
 
 
 def check_modes_fit(op: str, modes: Sequence[int], size: Sequence[int], what: str) -> None:

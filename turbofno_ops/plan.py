@@ -30,7 +30,7 @@ from turbofno_ops._stages import Stages
 from turbofno_ops._support import device_limits, gpu_refusal, product_refusal, program_refusal
 from turbofno_ops._tile_program import cached_operand_bytes
 from turbofno_ops._torch_stages import TorchStages
-from turbofno_ops._validation import check_precision, has_tangent
+from turbofno_ops._validation import check_precision, grid_of, has_tangent
 from turbofno_ops._zero_channels import with_zero_channels
 from turbofno_ops.description import ChainRefused, FNODescription, Size, Spectral
 
@@ -72,7 +72,7 @@ class CompiledChain:
 
     def refusal(self, size: Size) -> str | None:
         """Return the reason why a grid is not supported, or None if it is."""
-        return self._grid_check(size).refusal
+        return self._grid_check(grid_of("the network", size)).refusal
 
     def buckets(self) -> tuple[int, ...]:
         """Return the batch sizes that graphs are captured for."""
@@ -91,6 +91,11 @@ class CompiledChain:
         """Free all of its graphs. Later calls capture them again."""
         with self._graphs.lock:
             self._graphs.drop(self._owner)
+
+    def __reduce__(self) -> str:
+        raise TypeError(
+            "a compiled network cannot be copied or pickled: copy or save the module, and compile it again"
+        )
 
     @untraced
     def _apply(self, x: torch.Tensor, size: Size) -> torch.Tensor:
@@ -119,7 +124,7 @@ class CompiledChain:
                 f"x must be [batch, {channels}, *grid] with a point or more on every axis, "
                 f"got shape {list(x.shape)}"
             )
-        refused = self.refusal(size)
+        refused = self._grid_check(size).refusal
         if refused is not None:
             raise ChainRefused(refused)
 
@@ -351,6 +356,7 @@ class CompiledFNO(CompiledChain):
             >>> compiled.run_within(around, 1, (64, 64))  # doctest: +SKIP
             >>> torch.cuda.synchronize()  # doctest: +SKIP
         """
+        size = grid_of("the network", size)
         refused = self.refusal(size)
         if refused is None and not 1 <= batch <= self._grid_check(size).largest_bucket:
             refused = (

@@ -78,7 +78,7 @@ class Replay:
                 results = function(*examples)
             if not isinstance(results, tuple | list) or not all(map(torch.is_tensor, results)):
                 raise Unrecordable(
-                    f"it must return a tuple of tensors, as in `return (y,)`, not {type(results).__name__}"
+                    f"it must return a tuple of tensors, as in `return (y,)`, not {_kind(results)}"
                 )
             self._choice = last_choice()
             self._constants = recorder.constants()
@@ -242,6 +242,14 @@ def _other(example: torch.Tensor) -> torch.Tensor:
     if example.is_floating_point() or example.is_complex():
         return torch.randn_like(example)
     return example.clone()
+
+
+def _kind(results: object) -> str:
+    """Return the type of what a function returned, with those of the elements."""
+    kind = type(results).__name__
+    if isinstance(results, tuple | list):
+        kind += f" of {', '.join(type(one).__name__ for one in results)}"
+    return kind
 
 
 def _described(tensors: Iterable[tuple[torch.Size, torch.dtype]]) -> str:

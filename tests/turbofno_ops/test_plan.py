@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
 from dataclasses import replace
 
@@ -354,6 +356,13 @@ def test_misuse_is_explained() -> None:
         chain(torch.randn(1, 3, 20, 20))
     with pytest.raises(ValueError, match="x on meta"):
         chain(torch.randn(1, 2, 20, 20, device="meta"))
+    with pytest.raises(TypeError, match="size must be the points along each axis"):
+        chain.refusal((20.0, 20.0))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="size must be the points along each axis"):
+        chain.run_within(lambda _: None, 1, 20)  # type: ignore[arg-type]
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="save the module, and compile it again"):
+            copied(chain)
 
 
 def test_attributes_report_the_actual_backend_and_precision() -> None:

@@ -153,6 +153,8 @@ def test_functions_that_depend_on_values_or_state_are_refused(function: Function
 def test_functions_that_return_no_tuple_of_tensors_are_refused(made: Function) -> None:
     with pytest.raises(Unrecordable, match="must return a tuple of tensors"):
         Replay(made, [torch.randn(4)])
+    with pytest.raises(Unrecordable, match="not tuple of Tensor, NoneType"):
+        Replay(lambda x: (x, None), [torch.randn(4)])  # type: ignore[arg-type, return-value]
 
 
 def test_a_deleted_replay_frees_its_memory() -> None:

@@ -11,10 +11,10 @@ import torch
 from turbofno_ops._exchange import exchanged
 from turbofno_ops._modes import Rows
 from turbofno_ops._slab import Slab
-from turbofno_ops._validation import check_tensor
+from turbofno_ops._validation import check_tensor, grid_of
 from turbofno_ops.description import Size
 from turbofno_ops.distributed._passes import Begin, passes_of
-from turbofno_ops.distributed.slabs import Group, check_device, check_slab, grid_of, slab_of
+from turbofno_ops.distributed.slabs import Group, check_device, check_slab, slab_of
 from turbofno_ops.fft._arguments import SCALING_OF
 from turbofno_ops.fft._transform import Axis, Transform
 

@@ -28,10 +28,11 @@ from turbofno_ops._validation import (
     check_modes_fit,
     check_precision,
     check_skip_and_bias,
+    grid_of,
 )
 from turbofno_ops.description import Size
 from turbofno_ops.dispatch import record
-from turbofno_ops.distributed.slabs import Group, check_device, check_slab, grid_of, slab_of
+from turbofno_ops.distributed.slabs import Group, check_device, check_slab, slab_of
 
 
 def fourier_layer(

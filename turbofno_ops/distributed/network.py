@@ -9,8 +9,9 @@ import torch
 
 from turbofno_ops._graphs import GraphCache, batch_buckets
 from turbofno_ops._lower import Mix
+from turbofno_ops._validation import grid_of
 from turbofno_ops.description import ChainRefused, FNODescription
-from turbofno_ops.distributed.slabs import Group, check_device, check_slab, grid_of, slab_of
+from turbofno_ops.distributed.slabs import Group, check_device, check_slab, slab_of
 from turbofno_ops.plan import CompiledChain, lowered
 
 WEIGHTS = ("auto", "replicated", "sharded")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 
 import torch
@@ -62,16 +61,6 @@ def slab_of(op: str, group: Group) -> Slab:
             f"{op}: group must be a ProcessGroup, a DeviceMesh or None, got {type(found).__name__}"
         )
     return Slab(found, dist.get_rank(found), dist.get_world_size(found))
-
-
-def grid_of(op: str, size: Sequence[int]) -> Size:
-    """Return a grid as plain integers: tables are computed from them, and tensors of one number would round them."""
-    try:
-        return tuple(operator.index(points) for points in size)
-    except TypeError:
-        raise TypeError(
-            f"{op}: size must be the points along each axis of the whole field, got {size!r}"
-        ) from None
 
 
 def check_device(op: str, slab: Slab, device: torch.device) -> None:
