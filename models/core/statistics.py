@@ -46,7 +46,10 @@ class InputDistribution(Strict):
 
 
 class GridThresholds(Strict):
-    """Thresholds of both signals on one grid, from `n_fields` calibration fields; None: the signal has no threshold."""
+    """Thresholds of both signals on one grid; None: the signal has no threshold.
+
+    `n_fields` calibration fields gave that of the input distance; some or all of them gave that of the residual.
+    """
 
     grid: Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
     n_fields: PositiveInt
