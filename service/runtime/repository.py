@@ -47,7 +47,7 @@ _INTERRUPTED = (
 
 @dataclass(slots=True)
 class _Entry:
-    """One (name, version). `instance` is set while it can serve, `leaving` while UNLOADING."""
+    """One (name, version). `instance` is set while it can serve, `leaving` while requests use what was unloaded."""
 
     state: str = "LOADING"
     reason: str = ""
@@ -205,7 +205,10 @@ class Repository:
             await self._wait_until_unused(leaving)
             # Else it was loaded again meanwhile, or dropped by another.
             if entry.leaving is leaving:
-                entry.leaving, entry.state = None, "UNAVAILABLE"
+                entry.leaving = None
+                # Else it is being loaded, or that failed and the reason is known.
+                if entry.state == "UNLOADING":
+                    entry.state = "UNAVAILABLE"
                 logger.info("unloaded model %s version %s", *key)
 
     def get(self, name: str, version: str | None) -> ModelInstance:
@@ -303,7 +306,7 @@ class Repository:
         entry = self._entries.setdefault(key, _Entry())
         old = entry.instance
         if old is None:
-            entry.state, entry.reason, entry.leaving = "LOADING", "", None
+            entry.state, entry.reason = "LOADING", ""
         started = time.perf_counter()
         try:
             instance = await asyncio.get_running_loop().run_in_executor(
@@ -332,7 +335,7 @@ class Repository:
             raise Unavailable(
                 f"model {location.name!r} version {location.version} cannot be loaded: {reason}"
             ) from error
-        entry.state, entry.reason, entry.instance = "READY", "", instance
+        entry.state, entry.reason, entry.instance, entry.leaving = "READY", "", instance, None
         entry.path = location.path
         seconds = time.perf_counter() - started
         if old is not None:

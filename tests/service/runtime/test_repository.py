@@ -485,6 +485,32 @@ def test_an_unload_that_waits_for_a_rollout_keeps_no_load_waiting(tmp_path: Path
     asyncio.run(main())
 
 
+def test_an_unload_after_a_load_that_failed_still_waits_for_a_rollout(tmp_path: Path) -> None:
+    save_rollable(tmp_path, rollable_module())
+    save_tiny(tmp_path)
+    job = RolloutRequest(request(random_fields(1), model="tiny-flow"), last=10)
+
+    async def main() -> None:
+        async with running(tmp_path) as (engine, _):
+            frames = engine.rollout(job)
+            await anext(frames)
+            unloading = [asyncio.create_task(engine.unload("tiny-flow"))]
+            await until(lambda: engine.statuses()[-1].state == "UNLOADING")
+            (tmp_path / "tiny-flow" / "model.safetensors").write_bytes(b"no weights")
+            with pytest.raises(Unavailable, match="cannot be loaded"):
+                await engine.load("tiny-flow")
+            assert states(engine)[-1] == ("tiny-flow", "1", "UNAVAILABLE")
+            unloading.append(asyncio.create_task(engine.unload("tiny-flow")))
+            await until(lambda: engine.statuses()[-1].state == "UNLOADING")
+            await engine.load("tiny-1d")
+            assert not any(task.done() for task in unloading)
+            assert [frame.step async for frame in frames] == [*range(2, 11)]
+            await asyncio.gather(*unloading)
+            assert states(engine)[-1] == ("tiny-flow", "1", "UNAVAILABLE")
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("how", ["unload", "load"])
 def test_an_unloaded_model_is_freed_without_garbage_collection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
