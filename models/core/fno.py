@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,13 +16,16 @@ from turbofno.models.core.chain_steps import chain_steps
 from turbofno.models.core.config import FieldNormalization, Normalization, Precision
 from turbofno.models.core.resample import resample
 from turbofno_ops import FNODescription, Scaling
+from turbofno_ops._autocast import without_autocast
 
 
 class FNO(nn.Module):
     """Fourier neural operator: lift, Fourier blocks, project (Li et al. 2020, Figure 2).
 
     Maps fields in physical units, [batch, in_channels, *grid] -> [batch, out_channels, *grid], float32 (float64
-    after `.double()`), on any grid that holds the kept modes.
+    after `.double()`), on any grid that holds the kept modes, also inside of torch.autocast.
+
+    The state dict has no normalisation per channel, which config.json holds.
     """
 
     input_mean: torch.Tensor
@@ -56,8 +59,14 @@ class FNO(nn.Module):
         self.projection = PointwiseMLP(projection, arch.projection_activation or arch.activation)
         # whatever torch's default dtype is
         to_precision(self, torch.float32)
+        self.register_state_dict_post_hook(_note_normalization)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_check_normalization)  # type: ignore[no-untyped-call]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with without_autocast(x.device):
+            return self._forward(x)
+
+    def _forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.normalized:
             x = (x - broadcast(self.input_mean, x)) / broadcast(self.input_std, x)
         if self.arch.positional_grid != "none":
@@ -119,6 +128,27 @@ class FNO(nn.Module):
             padding=None if padding is None else partial(padding_points, arch),
             padding_mode="zeros" if padding is None else padding.mode,
             resample=resample if arch.resolution_scaling else None,
+        )
+
+
+def _note_normalization(
+    module: FNO, _state: object, _prefix: str, metadata: dict[str, Any]
+) -> None:
+    """Note in a state dict's metadata, which torch.save keeps, whether its network is normalised."""
+    metadata["normalized"] = module.normalized
+
+
+def _check_normalization(
+    module: FNO, _state: object, _prefix: str, metadata: dict[str, Any], *given: Any
+) -> None:
+    """Add an error if only one of state dict and network is normalised: answers would be wrong without a word."""
+    errors: list[str] = given[-1]
+    noted = metadata.get("normalized", module.normalized)
+    if noted != module.normalized:
+        kinds = {True: "with a normalisation", False: "without normalisation"}
+        errors.append(
+            f"the state dict is that of an FNO {kinds[noted]}, this one was made {kinds[module.normalized]}: give "
+            "FNO(config.architecture, config.normalization) that of config.json, or load dict(state_dict) if you mean it"
         )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -140,10 +142,32 @@ def test_normalisation_is_applied_at_both_ends() -> None:
     )
     physical = randomised(arch, normalization)
     plain = FNO(arch).double()
-    plain.load_state_dict(physical.state_dict())
+    # without the note that it is of a network with normalisation
+    plain.load_state_dict(dict(physical.state_dict()))
     x = torch.randn(3, 2, 10, 9, dtype=torch.float64)
     scaled = torch.stack([(x[:, 0] - 1) / 0.5, (x[:, 1] + 2) / 3], dim=1)
     torch.testing.assert_close(physical(x), plain(scaled) * 0.1 + 7)
+
+
+def test_a_state_dict_tells_whether_its_network_is_normalised(tmp_path: Path) -> None:
+    arch = FNOArchitecture(
+        in_channels=1, out_channels=1, hidden_channels=4, n_layers=2, modes=(4, 3)
+    )
+    of_channels = Normalization(
+        input_mean=(1.0,), input_std=(0.5,), output_mean=(7.0,), output_std=(0.1,)
+    )
+    kinds = [None, of_channels]
+    for saved, built in itertools.product(kinds, kinds):
+        torch.save(torch.nn.Sequential(FNO(arch, saved)).state_dict(), tmp_path / "fno.pt")
+        state = torch.load(tmp_path / "fno.pt", weights_only=True)
+        module = torch.nn.Sequential(FNO(arch, built))
+        if saved is built:
+            module.load_state_dict(state)
+        else:
+            with pytest.raises(RuntimeError, match=r"give FNO\(config.architecture, config.norm"):
+                module.load_state_dict(state)
+        # as that of model.safetensors
+        module.load_state_dict(dict(state))
 
 
 @pytest.mark.parametrize("norm", ["none", "instance_norm", "group_norm"])
