@@ -47,7 +47,8 @@ def fftn(
 ) -> torch.Tensor:
     """Compute `torch.fft.fftn` of a field that is cut into slabs, over its last `len(size)` axes.
 
-    All processes of the group call it together. In natural order a field is cut along its first transformed axis, in
+    All processes of the group call it together, with the same size and orders. Nothing checks that: otherwise they wait for
+    each other until the group's timeout, fail, or give wrong results. In natural order a field is cut along its first transformed axis, in
     transposed order along its second, into the rows of `slab_rows`. All other axes are whole. The processes exchange the
     field once if the orders of input and output differ, else twice: `fftn` from natural to transposed and `ifftn` back is the
     fastest way to and fro. A large field is exchanged in pieces, each while another part is transformed: in single precision

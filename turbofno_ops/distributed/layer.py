@@ -48,8 +48,9 @@ def fourier_layer(
 ) -> torch.Tensor:
     """Compute activation(spectral_conv(x, weight) + skip_weight . x + bias) of a field that is cut into slabs.
 
-    `turbofno_ops.fourier_layer` with one all-reduce of the kept modes. All processes of the group call it together. No
-    gradients. The CUDA kernels run it if they support all slabs, else plain torch; `last_choice` tells.
+    `turbofno_ops.fourier_layer` with one all-reduce of the kept modes. All processes of the group call it together, with
+    the same batch, grid and weights. Nothing checks that: otherwise they wait for each other until the group's timeout, fail,
+    or give wrong results. No gradients. The CUDA kernels run it if they support all slabs, else plain torch; `last_choice` tells.
 
     Args:
         x: This process's slab [batch, c_in, rows, *other axes], float32 or float64, of 2 or 3 grid axes; its rows are
