@@ -30,7 +30,7 @@ from turbofno_ops._stages import Stages
 from turbofno_ops._support import device_limits, gpu_refusal, product_refusal, program_refusal
 from turbofno_ops._tile_program import cached_operand_bytes
 from turbofno_ops._torch_stages import TorchStages
-from turbofno_ops._validation import check_precision, grid_of, has_tangent
+from turbofno_ops._validation import check_precision, check_tensor, grid_of, has_tangent
 from turbofno_ops._zero_channels import with_zero_channels
 from turbofno_ops.description import ChainRefused, FNODescription, Size, Spectral
 
@@ -111,6 +111,7 @@ class CompiledChain:
 
     def _check(self, x: torch.Tensor, size: Size) -> None:
         channels = self._chain.in_channels
+        check_tensor("the network", "x", x)
         if x.dtype != self.dtype:
             raise TypeError(f"the network was compiled for {self.dtype}, x is {x.dtype}")
         if (x.requires_grad and torch.is_grad_enabled()) or has_tangent(x):
@@ -320,7 +321,7 @@ class CompiledFNO(CompiledChain):
             [batch, out_channels, *grid] in physical units; on another grid if layers change the resolution.
 
         Raises:
-            TypeError: x is not of `dtype`.
+            TypeError: x is no tensor of `dtype`.
             ValueError: The shape or device of x does not fit the network, or a gradient with respect to x is wanted.
             ChainRefused: The grid is not supported (`refusal` tells in advance).
             torch.OutOfMemoryError: A graph or its buffers do not fit; try a smaller batch.

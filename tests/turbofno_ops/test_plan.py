@@ -350,6 +350,8 @@ def test_misuse_is_explained() -> None:
     with pytest.raises(TypeError, match=r"got FNO; .* description\(\)"):
         compile_fno(network(PLAIN), device="cpu")
     chain = compile_fno(description, device="cpu")
+    with pytest.raises(TypeError, match="x must be a tensor, got ndarray"):
+        chain(torch.randn(1, 2, 20, 20).numpy())
     with pytest.raises(TypeError, match="float64"):
         chain(torch.randn(1, 2, 20, 20, dtype=torch.float64))
     with pytest.raises(ValueError, match=r"\[batch, 2, \*grid\]"):
