@@ -1,5 +1,7 @@
 """Which cases of the kernels' and networks' tests run where there is no GPU: `make test-thorough` and `make test-gpu` run all.
 
+Of the cases of a test that a mark skips the first alone is reported: there are thousands, and each takes milliseconds.
+
 The numbers are here and not in the tests' files: those are covered by the record of GPU runs (tests/gpu/record.py), whose
 tests they do not change.
 """
@@ -48,11 +50,16 @@ def left_out(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
     if tried(0, 1) or torch.cuda.is_available():
         return
     seen: dict[tuple[str, str], int] = {}
+    skipped: set[tuple[str, str]] = set()
     for item in items:
         if item.nodeid.startswith(LEFT_OUT):
             yield item
         file, _, case = item.nodeid.partition("::")
         test, _, _ = case.partition("[")
+        if any(mark.args[:1] == (True,) for mark in item.iter_markers("skipif")):
+            if (file, test) in skipped:
+                yield item
+            skipped.add((file, test))
         if (one_in := ONE_IN.get(file, {}).get(test)) is not None:
             number = seen[file, test] = seen.get((file, test), -1) + 1
             if number % one_in:
