@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.draws import VARIABLE, generator, seeded, settle_run_seed
+from tests.service import forked
 
 FILE = """
 import json
@@ -59,25 +58,22 @@ def drawn(folder: Path, *tests: str) -> list[str]:
     conftest = Path(__file__).with_name("conftest.py")
     (folder / "conftest.py").write_text(conftest.read_text())
     (folder / "test_file.py").write_text(FILE)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-p", "_hypothesis_pytestplugin"),
-            *(f"test_file.py::test_{name}" for name in tests),
-        ],
+    status, output = forked.run(
+        f"import pytest, sys; sys.path.append({str(conftest.parents[1])!r}); sys.exit(pytest.main(sys.argv[1:]))",
+        *("-p", "_hypothesis_pytestplugin"),
+        *(f"test_file.py::test_{name}" for name in tests),
         cwd=folder,
         env={
             **os.environ,
             VARIABLE: "3",
-            "PYTHONPATH": str(conftest.parents[1]),
             # Others take longer to import than the tests to run.
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            # It keeps what hypothesis read of the modules.
+            "HYPOTHESIS_STORAGE_DIRECTORY": str(folder.parent),
         },
-        capture_output=True,
-        text=True,
-        check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{VARIABLE}=3" in done.stdout
+    assert status == 0, output
+    assert f"{VARIABLE}=3" in output
     return (folder / "drawn.jsonl").read_text().splitlines()
 
 

@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from functools import cache
 from typing import IO, TYPE_CHECKING, Any
@@ -100,6 +101,18 @@ def start(
     return Forked(pid, None if ours is None else os.fdopen(ours, "r"))
 
 
+def run(code: str, *arguments: str, cwd: Path, env: Mapping[str, str]) -> tuple[int, str]:
+    """Run Python code, with the modules of the service imported; return the status, and the output with the errors."""
+    with tempfile.TemporaryFile("w+") as output:
+        process = start(code, *arguments, cwd=cwd, env=env, output=output)
+        try:
+            status = process.wait(170)
+        finally:
+            process.kill()
+        output.seek(0)
+        return status, output.read()
+
+
 @cache
 def _parent(imported: tuple[str, ...]) -> socket.socket:
     """Connection to the process that has imported these modules."""
@@ -158,7 +171,7 @@ def _start(requests: socket.socket, output: int, request: bytes) -> None:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv = ["-c", *arguments]
+    sys.argv, sys.path[0] = ["-c", *arguments], ""
     exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.service import forked
 from tests.service.tiny import tiny_config
 from tests.thorough import tried
 from turbofno.models.core.checkpoint import WEIGHTS_FILE, save_model
@@ -105,9 +105,8 @@ def large_config() -> ModelConfig:
 
 def run(program: str, *arguments: object) -> None:
     """Run `program` in a child process, which the fault would kill."""
-    command = [sys.executable, "-c", program, *map(str, arguments)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, f"{ended.returncode}: {ended.stderr}"
+    status, output = forked.run(program, *map(str, arguments), cwd=ROOT, env=os.environ)
+    assert status == 0, f"{status}: {output}"
 
 
 def test_a_file_that_is_cut_while_it_is_loaded_does_not_end_the_process(tmp_path: Path) -> None:

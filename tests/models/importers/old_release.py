@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import random
-import subprocess
 import sys
 import types
 import warnings
@@ -21,7 +20,7 @@ import torch
 
 from tests.models.importers.drawn import draw_built
 from tests.models.importers.neuraloperator_runs import outputs, spread
-from tests.models.importers.other_libraries import installed
+from tests.models.importers.other_libraries import installed, run_module
 
 
 def draw_and_save(version: str, folder: Path, count: int) -> None:
@@ -30,17 +29,8 @@ def draw_and_save(version: str, folder: Path, count: int) -> None:
     0: save the network, the data processor and the answers of `_darcy` as `darcy_..`.
     """
     module = "tests.models.importers.old_release"
-    arguments = [
-        version,
-        str(installed(f"neuraloperator-{version}")),
-        str(folder),
-        str(torch.initial_seed()),
-        str(count),
-    ]
-    call = [sys.executable, "-m", module, *arguments]
-    root = Path(__file__).parents[3]
-    done = subprocess.run(call, capture_output=True, text=True, timeout=170, check=False, cwd=root)
-    assert done.returncode == 0, done.stderr
+    release = str(installed(f"neuraloperator-{version}"))
+    run_module(module, version, release, str(folder), str(torch.initial_seed()), str(count))
 
 
 class _Hollow(types.ModuleType):

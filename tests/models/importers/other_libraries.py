@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.service import forked
+
 # What PhysicsNeMo imports on the way to its FNO; what is heavier has a stand-in in library_worker.py.
 _LIGHT = [
     "treelib==1.8.0", "six==1.17.0", "importlib_metadata==8.5.0", "zipp==4.1.2", "tqdm==4.70.1",
@@ -60,13 +62,15 @@ def draw_and_save(name: str, folder: Path, count: int) -> None:
     outputs in float32, and outputs64 to the same fields in float64.
     """
     module = "tests.models.importers.library_worker"
-    arguments = [name, str(folder), str(torch.initial_seed() % 2**31), str(count)]
-    # The library comes last on the path, so that this environment's packages take precedence.
-    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(installed(name))])
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", module, *arguments],
-        capture_output=True, text=True, timeout=170, check=False,
-        cwd=Path(__file__).parents[3],
-        env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
+    seed = str(torch.initial_seed() % 2**31)
+    run_module(module, name, str(folder), seed, str(count), path=str(installed(name)))
+
+
+def run_module(module: str, *arguments: str, path: str = "") -> None:
+    """Run a module as a program, with this folder on its path."""
+    program = (
+        f"import runpy, sys, warnings\nwarnings.simplefilter('ignore')\nsys.path.insert(1, {path!r})\n"
+        f"runpy.run_module({module!r}, run_name='__main__')"
+    )
+    status, output = forked.run(program, *arguments, cwd=Path(__file__).parents[3], env=os.environ)
+    assert status == 0, output[-4000:]

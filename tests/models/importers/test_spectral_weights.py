@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from neuralop.models import FNO as TheirFNO
 from torch.overrides import TorchFunctionMode
 
+from tests.service import forked
 from tests.thorough import tried
 from turbofno.models.importers.neuraloperator import import_neuraloperator, spectral_weights
 from turbofno.models.importers.neuraloperator.spectral_weights import (
@@ -206,8 +206,13 @@ def saved_network(path: Path, width: int, n_layers: int, sizes: tuple[int, int])
 
 
 _MEASURED = """
-import re, sys
+import ctypes, re, sys, warnings
+import torch
 from turbofno.service import cli
+warnings.simplefilter("ignore")
+# threads wait for each other on a busy machine; freed memory (M_MMAP_THRESHOLD) goes back to the system at once
+torch.set_num_threads(1)
+ctypes.CDLL(None).mallopt(-3, 65536)
 def peak():
     # ru_maxrss would include the parent's memory
     with open("/proc/self/status") as status:
@@ -219,16 +224,13 @@ sys.exit(code)
 """
 
 
-def imported_alone(path: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], int]:
-    """`turbofno import` in a process of its own, and the bytes by which its memory grew."""
+def imported_alone(path: Path, *options: str) -> tuple[int, str, int]:
+    """`turbofno import` in a process of its own: its status, its output, and the bytes by which its memory grew."""
     place = ["--name", "model", "--repository", str(path.parent / path.stem)]
-    # freed memory goes back to the system at once; threads wait for each other on a busy machine
-    steady = {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _MEASURED, str(path), *place, *options],
-        env=os.environ | steady, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    return done, int(done.stdout.rpartition("grew ")[2])
+    status, output = forked.run(
+        _MEASURED, str(path), *place, *options, cwd=path.parent, env=os.environ
+    )
+    return status, output, int(output.rpartition("grew ")[2])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -240,17 +242,19 @@ def test_an_import_needs_a_bounded_multiple_of_the_dense_weights(
     path = saved_network(tmp_path / "factors.pt", 40, n_layers, sizes)
     dense = 8 * n_layers * 40 * 40 * sizes[0] * sizes[1]
     assert dense > 200 * path.stat().st_size
-    done, grew = imported_alone(path, "--set", f"n_modes={sizes[0] - 1},{2 * sizes[1] - 2}")
-    assert done.returncode == 0, done.stderr
-    _, without = imported_alone(saved_network(tmp_path / "tiny.pt", 4, n_layers, (5, 3)))
+    modes = f"n_modes={sizes[0] - 1},{2 * sizes[1] - 2}"
+    status, output, grew = imported_alone(path, "--set", modes)
+    assert status == 0, output
+    _, _, without = imported_alone(saved_network(tmp_path / "tiny.pt", 4, n_layers, (5, 3)))
     share = max(dense / MAX_DENSE_BYTES, dense / n_layers / MAX_LAYER_BYTES)
     assert dense < grew - without < 4 * MAX_DENSE_BYTES * share
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_refused_import_needs_no_memory(tmp_path: Path) -> None:
-    done, grew = imported_alone(saved_network(tmp_path / "factors.pt", 64, 4, (512, 257)))
-    assert done.returncode == 1
-    assert "17,246,978,048 when multiplied out" in done.stderr
-    _, tiny = imported_alone(saved_network(tmp_path / "tiny.pt", 4, 4, (5, 3)))
+    path = saved_network(tmp_path / "factors.pt", 64, 4, (512, 257))
+    status, output, grew = imported_alone(path)
+    assert status == 1
+    assert "17,246,978,048 when multiplied out" in output
+    _, _, tiny = imported_alone(saved_network(tmp_path / "tiny.pt", 4, 4, (5, 3)))
     assert grew < tiny
