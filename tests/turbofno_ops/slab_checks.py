@@ -7,6 +7,7 @@ and compares its slab of the result with one process's in float64: the PyTorch m
 from __future__ import annotations
 
 import doctest
+import importlib
 import itertools
 import json
 import os
@@ -597,6 +598,7 @@ NAMES = [check.__name__ for check in CHECKS]
 
 def main(backend: str, count: int, folder: Path) -> None:
     """Fork the processes of the group and wait for them: the imports, which take seconds, are done once."""
+    importlib.import_module("torch._dynamo")  # which distribute_tensor imports
     ranks = []
     for rank in range(count):
         process = os.fork()

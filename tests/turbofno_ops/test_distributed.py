@@ -6,8 +6,7 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
+import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import cast
@@ -16,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.service import forked
 from tests.turbofno_ops import slab_checks
 from tests.turbofno_ops.random_fno import network
 from turbofno_ops import GraphCache, compile_fno, distributed, native_status, plan
@@ -32,11 +32,10 @@ Outcomes = dict[str, list[str]]
 
 def checked(backend: str, count: int, folder: Path) -> Outcomes:
     """Run all checks by `count` processes."""
-    command = [sys.executable, "-m", slab_checks.__name__, backend, str(count), str(folder)]
+    program = f"import os, runpy; os.setsid(); runpy.run_module({slab_checks.__name__!r}, run_name='__main__')"
+    arguments = (backend, str(count), str(folder))
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        process = forked.start(program, *arguments, cwd=ROOT, env=os.environ, output=log)
     try:
         process.wait(_SECONDS)
     finally:
@@ -111,24 +110,26 @@ def test_without_a_group_the_error_names_the_call() -> None:
         distributed.slab_rows(8)
 
 
-def test_the_example_solves_the_equation() -> None:
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-            EXAMPLE,
-        ],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=_SECONDS,
-    )
-    assert done.returncode == 0, done.stderr
-    processes, error = re.fullmatch(r"(\d+) processes, largest error (\S+)\n", done.stdout).groups()
-    assert int(processes) == 2
+def test_the_example_solves_the_equation(tmp_path: Path) -> None:
+    """By two processes with the variables that torchrun sets."""
+    program = f"import runpy; runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    said = [tmp_path / f"{rank}" for rank in range(2)]
+    processes = []
+    for rank, file in enumerate(said):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        with file.open("w") as output:
+            processes.append(
+                forked.start(program, cwd=tmp_path, env=os.environ | group | place, output=output)
+            )
+    try:
+        assert [one.wait(_SECONDS) for one in processes] == [0, 0], [f.read_text() for f in said]
+    finally:
+        for one in processes:
+            one.kill()
+    first, second = (file.read_text() for file in said)
+    count, error = re.fullmatch(r"(\d+) processes, largest error (\S+)\n", first).groups()
+    assert (int(count), second) == (2, "")
     assert float(error) < 1e-12
