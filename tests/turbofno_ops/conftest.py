@@ -14,7 +14,7 @@ from tests.turbofno_ops.cuda_on_cpu import made
 from turbofno_ops import _native
 
 PLANS = sorted((Path(__file__).parents[2] / "csrc" / "plan").glob("*.cpp"))
-CXX_FLAGS = ("-std=c++17", "-Wall", "-Wextra", "-Werror")
+CXX_FLAGS = ("-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror")
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
@@ -37,11 +37,17 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
-def plan_library() -> ctypes.CDLL:
+def plan_file() -> Path:
     """The kernels' host code (csrc/plan), compiled without CUDA."""
     if shutil.which("g++") is None:
         pytest.skip("no C++ compiler (g++)")
-    plans = ctypes.CDLL(str(made("plan.so", *CXX_FLAGS, "-shared", "-fPIC", *PLANS)))
+    return made("plan.so", *CXX_FLAGS, "-shared", "-fPIC", *PLANS)
+
+
+@pytest.fixture(scope="session")
+def plan_library(plan_file: Path) -> ctypes.CDLL:
+    """The loaded host code."""
+    plans = ctypes.CDLL(str(plan_file))
     _native.declare_host(plans, _native.REFUSALS, ctypes.c_char_p)
     return plans
 
