@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -16,20 +16,16 @@ import torch
 
 from tests.gpu import ampere, run, sanitizer_shapes
 from tests.gpu.zoo_errors import equal_to_three_digits
+from tests.service import forked
 from turbofno_ops import CompiledFNO
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_it_fails_without_a_gpu() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.gpu.run"],
-        cwd=run.ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode != 0
-    assert "sees no GPU" in done.stderr
+    program = "import runpy; runpy.run_module('tests.gpu.run', run_name='__main__')"
+    status, output = forked.run(program, cwd=run.ROOT, env=os.environ)
+    assert status != 0
+    assert "sees no GPU" in output
 
 
 def test_a_part_passes_fails_or_is_not_run() -> None:
@@ -86,7 +82,10 @@ def test_a_run_that_is_ended_says_what_its_parts_found_and_starts_no_more(
     assert "\nuntil here\n" in capsys.readouterr().out
 
 
-def test_tests_are_counted(tmp_path: Path) -> None:
+def test_tests_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # plugins and conftest.py take seconds to import
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    alone = ("--noconftest", "--rootdir", str(tmp_path))
     tests = tmp_path / "test_it.py"
     tests.write_text(
         "import pytest\n"
@@ -94,9 +93,9 @@ def test_tests_are_counted(tmp_path: Path) -> None:
         "def test_bad(): assert False\n"
         "def test_left_out(): pytest.skip('no')\n"
     )
-    found = run.outcome(run._pytest("t", str(tests)))
+    found = run.outcome(run._pytest("t", *alone, str(tests)))
     assert (found.passed, found.failed, found.skipped) == (1, 1, 1)
-    none = run.outcome(run._pytest("t", "--no-such-option"))
+    none = run.outcome(run._pytest("t", *alone, "--no-such-option"))
     assert (none.passed, none.failed) == (0, 1)
 
 
