@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.attacks import bombs, honest, payloads
 from tests.attacks.watched_loader import Record
+from tests.service import forked
 
 ROOT = Path(__file__).parents[2]
 MAX_SECONDS = 30.0
@@ -35,13 +35,11 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Record]]
         (bad / f"{name}.pt").write_bytes(content)
     (bad / "object array.npz").write_bytes(payloads.object_array(marker))
     (bad / "payload.mdlus").write_bytes(payloads.mdlus(marker))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.attacks.watched_loader", str(good), str(bad)],
-        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
+    program = "import runpy; runpy.run_module('tests.attacks.watched_loader', run_name='__main__')"
+    status, output = forked.run(program, str(good), str(bad), cwd=ROOT, env=os.environ)
+    assert status == 0, output[-2000:]
     assert not marker.exists()
-    found: list[Record] = json.loads(done.stdout)
+    found: list[Record] = json.loads(output.splitlines()[-1])
     count = len(list(good.iterdir()))
     return {"honest": found[:count], "hostile": found[count:]}
 
