@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -29,10 +28,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Let pytest-rerunfailures send its short messages at once; else each test of a worker waits 40 ms."""
+    """Let pytest-rerunfailures send nothing: a worker tells the first process of each test, which reads byte by byte.
+
+    It uses that to run tests again that ended their worker, which pytest-xdist refuses with --dist loadfile.
+    """
     reruns = getattr(session.config, "failures_db", None)
-    if isinstance(connection := getattr(reruns, "sock", None), socket.socket):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(session.config, "workerinput") and hasattr(reruns, "sock"):
+        from pytest_rerunfailures import StatusDB
+
+        reruns.sock.close()
+        session.config.failures_db = StatusDB()
 
 
 def pytest_report_header() -> str:
