@@ -3,11 +3,13 @@
 Some cases are left out where there is no GPU (tests/sampled.py).
 They trust one certificate authority: httpx would load all of them for each client, which takes longer than most requests.
 Garbage collections pass over what was imported before the first test.
+PyTorch's loggers pass on what they log: pytest would add a handler to each of the forty, several times a test.
 """
 
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import tempfile
 from pathlib import Path
@@ -29,6 +31,11 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
         # PyTorch's folder of compiled kernels. It warns in a worker that makes it while another one does.
         cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         Path(cache, "torch", "kernels").mkdir(parents=True, exist_ok=True)
+
+
+for logger in logging.Logger.manager.loggerDict.values():
+    if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
+        logger.propagate = True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

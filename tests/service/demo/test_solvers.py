@@ -89,7 +89,7 @@ def test_the_solution_of_a_sample_is_the_same_on_every_grid() -> None:
 def test_activation_times_are_as_accurate_as_the_zoos() -> None:
     solver, values = solver_for(NAGUMO.pde), defaults(NAGUMO.pde, rate=4.5, factor=2.0)
     solved = solver.solve_sample(7, 11, values)
-    finer = solver.draw(7, 71, values).float()
+    finer = solver.draw(7, 61, values).float()
     assert relative_l2(solved, nagumo.subsample(nagumo.activation_times(finer, dt=0.1), 11)) < 0.015
     # 21 nodes resolve the field, 11 do not
     given = solver.solve(solver.sample(7, 21, values))
