@@ -15,9 +15,14 @@
 namespace cuda_on_cpu {
 namespace {
 
+struct Word {
+    std::string text;
+    int operand = -1; // the number in %0
+};
+
 struct Instruction {
     std::string name; // of the operation with its modifiers
-    std::vector<std::vector<std::string>> groups; // operands: a list {..} or a single one
+    std::vector<std::vector<Word>> groups; // operands: a list {..} or a single one
 };
 
 std::string trimmed(const std::string &text) {
@@ -31,11 +36,13 @@ Instruction parse(const char *written) {
     const size_t space = text.find_first_of(" \t\n");
     parsed.name = text.substr(0, space);
     if (space == std::string::npos) return parsed;
-    std::vector<std::string> group;
+    std::vector<Word> group;
     std::string operand;
     bool inside = false;
     const auto end_operand = [&] {
-        if (const std::string word = trimmed(operand); !word.empty()) group.push_back(word);
+        if (const std::string word = trimmed(operand); !word.empty()) {
+            group.push_back({word, word[0] == '%' ? atoi(word.c_str() + 1) : -1});
+        }
         operand.clear();
     };
     const auto end_group = [&] {
@@ -72,7 +79,7 @@ struct Registers {
     const Operand *operands;
     size_t count;
 
-    const std::string &word(size_t group, size_t at = 0) const {
+    const Word &word(size_t group, size_t at = 0) const {
         if (group >= instruction.groups.size() || at >= instruction.groups[group].size()) {
             fail("%s has fewer operands than expected", instruction.name.c_str());
         }
@@ -80,9 +87,9 @@ struct Registers {
     }
     size_t size(size_t group) const { return instruction.groups.at(group).size(); }
     const Operand *operand(size_t group, size_t at) const {
-        const std::string &text = word(group, at);
-        if (text[0] != '%') return nullptr;
-        const auto index = size_t(atoi(text.c_str() + 1));
+        const auto &[text, number] = word(group, at);
+        if (number < 0) return nullptr;
+        const auto index = size_t(number);
         if (index >= count) fail("%s names operand %s, which does not exist", instruction.name.c_str(), text.c_str());
         return &operands[index];
     }
@@ -90,7 +97,7 @@ struct Registers {
         T value{};
         const Operand *from = operand(group, at);
         if (from == nullptr) {
-            const std::string &text = word(group, at);
+            const std::string &text = word(group, at).text;
             if (text.rfind("0f", 0) == 0) {
                 const auto bits = uint32_t(strtoul(text.c_str() + 2, nullptr, 16));
                 memcpy(&value, &bits, std::min(sizeof value, sizeof bits));
@@ -127,36 +134,39 @@ float element(uint32_t word, int index, Type type) {
 }
 
 void multiply(Mma *const (&lanes)[32], Type type, int terms) {
-    const int in_word = type == Type::Tf32 ? 1 : 2, words = terms / (4 * in_word); // words of B; A has twice as many
+    const int in_word = type == Type::Tf32 ? 1 : 2;
     for (Mma *lane : lanes) {
         if (lane == nullptr) fail("a lane is missing in mma");
+    }
+    double a[16][16], b[8][16]; // rows of A, columns of B
+    for (int i = 0; i < 32 * terms / 4; ++i) {
+        const int lane = i / (terms / 4), at = i % (terms / 4), word = at / in_word, half = at % in_word;
+        const int g = lane / 4, term = (word * 4 + lane % 4) * in_word + half;
+        for (int part : {0, 1}) a[g + 8 * part][term] = element(lanes[lane]->a[2 * word + part], half, type);
+        b[g][term] = element(lanes[lane]->b[word], half, type);
     }
     for (int row = 0; row < 16; ++row) {
         for (int column = 0; column < 8; ++column) {
             Mma &to = *lanes[row % 8 * 4 + column / 2];
             const int e = row / 8 * 2 + column % 2;
             double sum = to.c[e];
-            for (int word = 0; word < words; ++word) {
-                for (int t = 0; t < 4; ++t) {
-                    const uint32_t a = lanes[row % 8 * 4 + t]->a[2 * word + row / 8], b = lanes[column * 4 + t]->b[word];
-                    for (int i = 0; i < in_word; ++i) sum += double(element(a, i, type)) * double(element(b, i, type));
-                }
-            }
+            for (int term = 0; term < terms; ++term) sum += a[row][term] * b[column][term];
             to.d[e] = float(sum);
         }
     }
 }
 
 void mma(const Registers &r) {
-    const std::string &name = r.instruction.name;
-    const Type type = contains(name, ".tf32") ? Type::Tf32 : contains(name, ".bf16") ? Type::Bfloat : Type::Half;
-    if (!contains(name, ".m16n8k") || !contains(name, ".row.col.f32.")) fail("%s is not emulated", name.c_str());
-    const int terms = atoi(name.c_str() + name.find(".m16n8k") + 7);
     Mma mine{};
     for (size_t i = 0; i < r.size(1); ++i) mine.a[i] = r.get<uint32_t>(1, i);
     for (size_t i = 0; i < r.size(2); ++i) mine.b[i] = r.get<uint32_t>(2, i);
     for (size_t i = 0; i < 4; ++i) mine.c[i] = r.get<float>(3, r.size(3) == 4 ? i : 0);
-    warp(r.instruction.name.c_str(), mine, [&](Mma *const(&lanes)[32]) { multiply(lanes, type, terms); });
+    const std::string &name = r.instruction.name;
+    warp(name.c_str(), mine, [&](Mma *const(&lanes)[32]) {
+        const Type type = contains(name, ".tf32") ? Type::Tf32 : contains(name, ".bf16") ? Type::Bfloat : Type::Half;
+        if (!contains(name, ".m16n8k") || !contains(name, ".row.col.f32.")) fail("%s is not emulated", name.c_str());
+        multiply(lanes, type, atoi(name.c_str() + name.find(".m16n8k") + 7));
+    });
     for (size_t i = 0; i < 4; ++i) r.set(0, i, mine.d[i]);
 }
 
@@ -247,7 +257,7 @@ void execute(const char *text, std::initializer_list<Operand> operands) {
         return r.set(0, 0, a != a || b != b ? __uint_as_float(0x7fffffffu) : a < b ? b : a);
     }
     if (begins(name, "ex2.approx")) return r.set(0, 0, exp2f(r.get<float>(1)));
-    if (begins(name, "mov.u32") && r.word(1) == "%%laneid") return r.set(0, 0, unsigned(lane()));
+    if (begins(name, "mov.u32") && r.word(1).text == "%%laneid") return r.set(0, 0, unsigned(lane()));
     if (begins(name, "ld.global") && contains(name, ".v4.f32")) {
         const auto *from = r.get<const float *>(1);
         for (size_t i = 0; i < 4; ++i) r.set(0, i, from[i]);
