@@ -19,9 +19,9 @@ serve: $(SERVE_READY)
 
 # Three workers also on two cores, because many tests wait for a server to start; the tests of a file share a worker and its
 # server. Tests that missed a time limit are run again. Threads of one worker that wait for each other must not take the cores of
-# the others.
+# the others; OpenBLAS' wait for work after each product of numpy.
 test: $(DEV_READY)
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --reruns 2 --only-rerun TooSlow --rerun-show-tracebacks
+	OMP_WAIT_POLICY=PASSIVE OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --reruns 2 --only-rerun TooSlow --rerun-show-tracebacks
 
 # More random cases, with a new TEST_SEED; a failure prints the seed that repeats it.
 test-thorough: $(DEV_READY)
