@@ -67,6 +67,13 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[matplotlib.figure.Figure]:
     return figures
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No picture is drawn, which takes most of the time of a card."""
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", lambda *_, **__: None)
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_the_text_has_every_value(tmp_path: Path) -> None:
     write_card(tmp_path, config_of(NAVIER_STOKES), "A title", example(8, 8), device="a GPU")
     text = (tmp_path / "card.md").read_text()
@@ -85,6 +92,7 @@ def test_the_text_has_every_value(tmp_path: Path) -> None:
         assert expected in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_card_of_a_rollout_says_where_its_calls_start(tmp_path: Path) -> None:
     config = config_of(NAVIER_STOKES)
     said = "One call: from the solver's states that the rollout passes, not from earlier ones."
@@ -96,6 +104,7 @@ def test_the_card_of_a_rollout_says_where_its_calls_start(tmp_path: Path) -> Non
     assert said in (tmp_path / "card.md").read_text()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_parameter_with_a_range_is_given_as_one(tmp_path: Path) -> None:
     config = config_of(BURGERS)
     assert config.pde is not None
@@ -105,6 +114,7 @@ def test_a_parameter_with_a_range_is_given_as_one(tmp_path: Path) -> None:
     assert "Parameter nu: 0.1 to 0.5 (viscosity)" in (tmp_path / "card.md").read_text()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_parts_missing_from_the_config_are_missing_from_the_card(tmp_path: Path) -> None:
     bare = {"pde": None, "training": None, "statistics": None, "evaluation": ()}
     config = config_of(BURGERS).model_copy(update=bare)
@@ -163,6 +173,7 @@ def test_a_picture_of_two_planes_in_three_dimensions(
     assert panels[7].images[0].get_clim() == (-2.0, 2.0)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_card_without_a_residual_says_so(tmp_path: Path) -> None:
     config = config_of(NAGUMO)
     assert config.statistics is not None
