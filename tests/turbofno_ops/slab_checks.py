@@ -213,7 +213,7 @@ def drawn_layers() -> None:
 
 def drawn_ffts() -> None:
     rng = random.Random(torch.initial_seed())
-    for draw in range(tried(30, 150)):
+    for draw in range(tried(30 if ON_GPU else 15, 150)):
         # mostly in several pieces, small as the fields are
         with small_pieces() if draw % 4 else nullcontext():
             size = [rng.choice([1, 2, 3, 5, 7, 8, 9, 11]) for _ in range(rng.choice([2, 3, 3, 4]))]
@@ -226,7 +226,7 @@ def ffts_on_kernels() -> None:
     rng = random.Random(torch.initial_seed())
     points = [1, 2, 3, 4, 8, 9, 16, 17, 19, 24]
     with counted() if ON_GPU else launched_on_cpu() as launches:
-        for draw in range(tried(30, 150)):
+        for draw in range(tried(30 if ON_GPU else 15, 150)):
             with small_pieces() if draw % 4 else nullcontext():
                 size = tuple(rng.choice(points) for _ in range(rng.choice([2, 3, 3, 3, 4])))
                 lead = tuple(rng.randint(1, 3) for _ in range(rng.randint(0, 2)))
