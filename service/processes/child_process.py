@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import threading
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -20,9 +22,19 @@ class ChildProcess:
     """As asyncio.subprocess.Process, which only asyncio can start."""
 
     def __init__(self, pid: int, wait: Callable[[], int] | None = None) -> None:
-        """`wait` waits for its end and returns the exit status, negative after a signal: `ended` has it then."""
+        """`wait` waits for its end and returns the exit status, negative after a signal: `ended` has it then.
+
+        Raises:
+            OSError: no thread can wait for it; it is killed.
+        """
         self.pid = pid
-        self.ended = in_thread(wait or partial(_status, pid))
+        wait = wait or partial(_status, pid)
+        try:
+            self.ended = in_thread(wait)
+        except RuntimeError as error:
+            os.kill(pid, signal.SIGKILL)
+            wait()
+            raise OSError(errno.EAGAIN, str(error)) from None
 
     @property
     def returncode(self) -> int | None:
@@ -33,7 +45,9 @@ class ChildProcess:
 
     def send_signal(self, number: signal.Signals) -> None:
         if self.returncode is None:
-            os.kill(self.pid, number)
+            # It may have ended since.
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -29,11 +30,23 @@ def run_processes(settings: Settings, *, for_people: bool) -> int:
     if not sys.platform.startswith("linux"):
         logger.error("cannot start: several processes need Linux; leave frontends at 0 here")
         return 1
+    # If it was ignored, the exit status of no child would arrive.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    fork_server = ForkServer()
     try:
         settings = with_descriptors(settings)
         # Before the sockets, which it does not need.
-        fork_server = ForkServer()
         fork_server.fork()
+    except ValueError as error:
+        logger.error("cannot start: %s", error)
+        return 1
+    except OSError as error:
+        logger.error(
+            "cannot start: %s; raise the limit on processes and threads (ulimit -u), or the container's",
+            error.strerror,
+        )  # fmt: skip
+        return 1
+    try:
         reserved = reserve(settings)
     except ValueError as error:
         logger.error("cannot start: %s", error)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class SupervisedEngine(RemoteEngine):
     """Starts the engine processes of the settings, keeps them running, and ends them when it is closed.
 
-    They are killed when the event loop or the process ends before.
+    They are killed when the tasks of the event loop are cancelled, as `asyncio.run` does in the end, or the process ends.
     """
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:

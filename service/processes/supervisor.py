@@ -163,9 +163,9 @@ class Supervisor:
             started = time.monotonic()
             try:
                 status = await self._run_once(child)
+                outcome = f"ended with status {status}"
             except OSError as error:
-                logger.error("%s cannot be started: %s", child.launch.name, error)
-                status = -1
+                status, outcome = -1, f"cannot be started: {error}"
             if self._stop.is_set():
                 return
             child.failed_starts = 0 if child.heartbeat else child.failed_starts + 1
@@ -174,7 +174,7 @@ class Supervisor:
                 self._failed = f"{child.launch.name} cannot start: its log says why"
                 self._stop.set()
                 return
-            logger.error("%s ended with status %d; starting it again", child.launch.name, status)
+            logger.error("%s %s; starting it again", child.launch.name, outcome)
             quick_deaths = quick_deaths + 1 if time.monotonic() - started < _QUICK_SECONDS else 0
             if quick_deaths:
                 pause = _PAUSES[min(quick_deaths, len(_PAUSES)) - 1]
