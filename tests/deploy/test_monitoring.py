@@ -39,7 +39,8 @@ def test_autoscaler_query_has_data_of_the_right_metric(watched: Watched) -> None
         "<<.LabelMatchers>>", f'job="{JOB}"'
     )
     assert watched.prometheus.history(query, watched.since, watched.until)
-    names = {labels["__name__"] for labels, _ in watched.prometheus.query(rule["name"]["as"])}
+    series = watched.prometheus.history(rule["name"]["as"], watched.since, watched.until)
+    names = {labels["__name__"] for labels, _ in series}
     assert names == {"turbofno_queue_depth"}
 
 

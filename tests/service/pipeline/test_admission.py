@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -63,7 +62,7 @@ def test_front_ends_have_limits_of_bytes_together() -> None:
     settings = Settings(**{**SIZES, **limits})
     memory = SumsMemory(settings)
     (first, *_), (second, _, metrics) = (
-        make(SharedSums(settings, os.dup(memory.descriptor), own), **limits) for own in (0, 1)
+        make(SharedSums(settings, memory.file, own), **limits) for own in (0, 1)
     )
     with admit(first, 80) as one, admit(second, 80) as another:
         one.hold(80)

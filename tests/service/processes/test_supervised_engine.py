@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,8 +52,13 @@ def engine_of(repository: Path) -> SupervisedEngine:
 def children(name: str = "") -> set[int]:
     """Process ids of the children of this process whose name begins so, those included that are not reaped."""
     tasks = Path("/proc/self/task").glob("*/children")
-    pids = {int(pid) for task in tasks for pid in task.read_text().split()}
-    return {pid for pid in pids if Path(f"/proc/{pid}/comm").read_text().startswith(name)}
+    found = set()
+    for pid in (int(pid) for task in tasks for pid in task.read_text().split()):
+        # Unless it is reaped meanwhile.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if Path(f"/proc/{pid}/comm").read_text().startswith(name):
+                found.add(pid)
+    return found
 
 
 def test_an_engine_that_dies_is_started_again_until_the_end(tmp_path: Path) -> None:
