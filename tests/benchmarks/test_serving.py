@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -218,6 +219,23 @@ def test_summary_has_each_servers_best_and_what_is_left_of_ours_under_overload()
         "turbofno: 4x the fields/s of the best peer (Peer 1.0); at half that peer's peak, p99 1.5 ms, 0.5x its own."
         in page
     )
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the harness needs Linux")
+def test_the_cpu_time_of_engines_and_front_ends_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "few", lambda *_, **__: [{"load": "few"}])
+    write_light(tmp_path)
+    arguments = Namespace(
+        only_service=False, devices=["cpu"], frontends=[1], max_batch=[8], clients=1, fields=[1],
+        concurrency=2, seconds=0.3,
+    )  # fmt: skip
+    alone, closed, *_ = gpu._measured(tmp_path / LIGHT, tmp_path, arguments, whole=True)
+    assert alone["engine CPU us/field"] >= alone["engine loop CPU us/field"] > 0
+    assert closed["engine CPU us/field"] > 0
+    roles = ("engine", "engine loop", "frontend", "frontend system")
+    assert {f"{role} CPU us/field" for role in roles} <= closed.keys()
 
 
 @pytest.mark.parametrize("devices", ["0", "0,1", "0+1", "0+1,2+3"])

@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.serving.gpu.stack import Setup, cpu_seconds
 from benchmarks.serving.servers import ROOT
 from turbofno.service.processes.channel import Channel, new_endpoint
+from turbofno.service.processes.fork_server import ForkServer
 from turbofno.service.processes.launch import Launch
 from turbofno.service.processes.messages import Heartbeat, Message
 from turbofno.service.settings import Settings
@@ -43,18 +44,9 @@ async def _fed(
 
     supervisor = Channel(receive).listen(endpoint := new_endpoint())
     launch = Launch("engine", 0, 1, os.getpid(), endpoint, settings)
-    engine = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "turbofno.service.processes",
-        launch.name,
-        stdin=subprocess.PIPE,
-        cwd=ROOT,
-    )
+    fork_server = ForkServer()
+    engine = await fork_server.start(launch)
     try:
-        assert engine.stdin is not None
-        engine.stdin.write(launch.dump())
-        engine.stdin.close()
         at = await asyncio.wait_for(ready, _READY_SECONDS)
         command = [sys.executable, "-m", "benchmarks.serving.gpu.feeder", at]
         share = str(concurrency // setup.clients)
@@ -77,6 +69,7 @@ async def _fed(
         supervisor.close()
         engine.kill()
         await engine.wait()
+        await fork_server.close()
     all_fields = sum(one["all"] for one in told)
     return {
         "model": setup.checkpoint.name,

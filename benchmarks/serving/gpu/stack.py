@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -157,9 +158,9 @@ def cpu_by_role(server: ServerProcess) -> dict[str, float]:
     spent: defaultdict[str, float] = defaultdict(float)
     for pid in server.pids():
         with contextlib.suppress(OSError):
-            arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-            name = arguments[3] if "turbofno.service.processes" in arguments else "supervisor"
-            role = name.rpartition("-")[0] or name
+            name = Path(f"/proc/{pid}/comm").read_text()
+            found = re.match(r"(frontend|engine)-\d+$", name)
+            role = "supervisor" if found is None else found[1]
             user, system = cpu_seconds(pid)
             spent[role] += user + system
             spent[f"{role} system"] += system
