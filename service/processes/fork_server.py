@@ -21,6 +21,8 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING
 
+import uvloop
+
 from turbofno.service import logs
 from turbofno.service.processes.channel import address, new_endpoint, of_this_user
 from turbofno.service.processes.child_process import ChildProcess
@@ -54,13 +56,24 @@ class ForkServer:
         self._closed = False
 
     def fork(self) -> None:
-        """Fork it from this process, whose imports it has then, before there are threads and an event loop."""
+        """Fork it from this process, whose imports it has then, before there are threads and an event loop.
+
+        Raises:
+            ValueError: no process or thread may be started any more.
+        """
         listener, parent = self._listener(), os.getpid()
-        pid = os.fork()
-        if not pid:
-            run_to_the_end(partial(_serve_apart, listener, parent))
-        listener.close()
-        self._process = ChildProcess(pid)
+        try:
+            pid = os.fork()
+            if not pid:
+                os.setsid()
+                run_to_the_end(partial(serve, listener, parent))
+            self._process = ChildProcess(pid)
+        except OSError as error:
+            raise ValueError(
+                f"{error.strerror}; raise the limit on processes and threads (ulimit -u), or the container's"
+            ) from error
+        finally:
+            listener.close()
 
     async def start(self, launch: Launch) -> ChildProcess:
         """Start a child of this process.
@@ -134,11 +147,6 @@ class ForkServer:
         return listener
 
 
-def _serve_apart(listener: socket.socket, parent: int) -> int:
-    os.setsid()
-    return serve(listener, parent)
-
-
 def serve(listener: socket.socket, parent: int) -> int:
     """Fork processes until the parent ends. In each of them: run it. Returns its exit status."""
     name_process("fork-server")
@@ -168,7 +176,7 @@ def serve(listener: socket.socket, parent: int) -> int:
         except OSError:
             # Nobody waits for it any more.
             return 1
-    return run(launch)
+    return run()
 
 
 def _forked(connection: socket.socket) -> bool:
@@ -192,22 +200,18 @@ def _forked(connection: socket.socket) -> bool:
     return True
 
 
-def _imported(launch: Launch) -> Callable[[Launch], int]:
+def _imported(launch: Launch) -> Callable[[], int]:
     """What runs a launch, with all its imports."""
-    import uvloop  # noqa: F401
-
     if launch.role == "engine":
         from turbofno.service.processes import engine_process, slab_group
 
-        return lambda launch: _run_in_loop(engine_process.run(*slab_group.fork(launch)))
+        return lambda: _run_in_loop(engine_process.run(*slab_group.fork(launch)))
     from turbofno.service.processes import frontend_process
 
-    return lambda launch: _run_in_loop(frontend_process.run(launch))
+    return lambda: _run_in_loop(frontend_process.run(launch))
 
 
 def _run_in_loop(run: Coroutine[None, None, int]) -> int:
-    import uvloop
-
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
         return uvloop.run(run)

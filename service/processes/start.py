@@ -37,16 +37,6 @@ def run_processes(settings: Settings, *, for_people: bool) -> int:
         settings = with_descriptors(settings)
         # Before the sockets, which it does not need.
         fork_server.fork()
-    except ValueError as error:
-        logger.error("cannot start: %s", error)
-        return 1
-    except OSError as error:
-        logger.error(
-            "cannot start: %s; raise the limit on processes and threads (ulimit -u), or the container's",
-            error.strerror,
-        )  # fmt: skip
-        return 1
-    try:
         reserved = reserve(settings)
     except ValueError as error:
         logger.error("cannot start: %s", error)
