@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from turbofno.service.codec import json, npy, safetensors
 from turbofno.service.errors import NotAcceptable, UnsupportedMediaType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from turbofno.service.codec.fields import Array, ResponseData
+
+F = TypeVar("F")
 
 
 class Decode(Protocol):
@@ -78,10 +81,12 @@ def codec_for_body(content_type: str | None) -> Codec:
     )
 
 
-def codec_for_answer(accept: str | None, *, request: Codec, besides: Sequence[str] = ()) -> Codec:
+def codec_for_answer(
+    accept: str | None, *, request: Codec, besides: Mapping[str, F] = MappingProxyType({})
+) -> Codec | F:
     """The codec for the response: the highest q-value, then the format of the request, then the order of CODECS.
 
-    `besides` are media types that the route also offers, for the error.
+    `besides` are other formats of the route, by media type: they come first if Accept names them, and no wildcard does.
 
     Raises:
         NotAcceptable: Accept allows no supported format; the message lists them.
@@ -89,14 +94,15 @@ def codec_for_answer(accept: str | None, *, request: Codec, besides: Sequence[st
     if accept is None or not accept.strip():
         return request
     ranges = weighted(accept)
-    order = (request, *(codec for codec in CODECS if codec is not request))
-    best = max(order, key=lambda codec: quality_of(codec.media_type, ranges))
-    if quality_of(best.media_type, ranges) <= 0:
-        offered = ", ".join([OFFERED, *besides])
+    named = {name for name, _ in ranges}
+    offered: dict[str, Codec | F] = {name: besides[name] for name in besides if name in named}
+    offered |= {codec.media_type: codec for codec in (request, *CODECS)}
+    best = max(offered, key=lambda media_type: quality_of(media_type, ranges))
+    if quality_of(best, ranges) <= 0:
         raise NotAcceptable(
-            f"Accept {accept[:120]!r} allows no supported format, expected one of {offered}"
+            f"Accept {accept[:120]!r} allows no supported format, expected one of {', '.join([OFFERED, *besides])}"
         )
-    return best
+    return offered[best]
 
 
 def weighted(header: str) -> list[tuple[str, float | None]]:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import orjson
 
 from turbofno.service.codec.fields import bytes_of
-from turbofno.service.codec.negotiate import CODECS, Codec, quality_of, weighted
 from turbofno.service.engine.interface import Fields, Frame
 from turbofno.service.errors import BlowUp, ServiceError
 from turbofno.service.http.offload import heavy_to_encode, offload
@@ -47,19 +46,7 @@ class StreamFormat(NamedTuple):
 
 RECORDS = StreamFormat("application/vnd.turbofno.frames", _record)
 SERVER_SENT_EVENTS = StreamFormat("text/event-stream", _server_sent_event)
-FORMATS = (RECORDS, SERVER_SENT_EVENTS)
-
-
-def accepted_format(accept: str) -> StreamFormat | None:
-    """The stream format that Accept names, unless an array's has a higher q-value; a wildcard names none."""
-    ranges = weighted(accept)
-    names = [name for name, _ in ranges]
-    named = [one for one in FORMATS if one.media_type in names]
-    # Of equals the first.
-    offered: tuple[StreamFormat | Codec, ...] = (*named, *CODECS)
-    best = max(offered, key=lambda one: quality_of(one.media_type, ranges))
-    wanted = quality_of(best.media_type, ranges) > 0
-    return best if wanted and isinstance(best, StreamFormat) else None
+FORMATS = {one.media_type: one for one in (RECORDS, SERVER_SENT_EVENTS)}
 
 
 async def stream(

@@ -29,7 +29,6 @@ from turbofno.service.http.frame_stream import (
     RECORDS,
     SERVER_SENT_EVENTS,
     StreamFormat,
-    accepted_format,
     stream,
 )
 from turbofno.service.http.inference import JSON_FACTOR, count_warnings, engine_request
@@ -93,7 +92,7 @@ class Parameters(NamedTuple):
 
 def _parse(call: Call, given: Mapping[str, Any]) -> Parameters:
     _check(call, given["start"], given["steps"])
-    frames, accept = given["frames"], call.header(b"accept")
+    frames = given["frames"]
     reader = codec_for_body(call.header(b"content-type"))
     call.aligned_at = alignment(reader)
     return Parameters(
@@ -102,8 +101,7 @@ def _parse(call: Call, given: Mapping[str, Any]) -> Parameters:
         _EVERY[frames] if frames in _EVERY else int(frames),
         seconds_allowed(call),
         reader,
-        accepted_format(accept or "")
-        or codec_for_answer(accept, request=reader, besides=[one.media_type for one in FORMATS]),
+        codec_for_answer(call.header(b"accept"), request=reader, besides=FORMATS),
     )
 
 
