@@ -16,9 +16,7 @@ _FAST = 1
 
 def compress(body: bytes, coding: Coding) -> bytes:
     """Compress at the fastest level: fields barely compress at any."""
-    window = _GZIP_WINDOW if coding == "gzip" else zlib.MAX_WBITS
-    deflater = zlib.compressobj(_FAST, zlib.DEFLATED, window)
-    return deflater.compress(body) + deflater.flush()
+    return zlib.compress(body, _FAST, _GZIP_WINDOW if coding == "gzip" else zlib.MAX_WBITS)
 
 
 def answer_coding(accept_encoding: str) -> Coding | None:
