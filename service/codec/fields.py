@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from turbofno.models.core.config import Channel, ModelConfig
+from turbofno.service.engine.interface import Fields
 from turbofno.service.errors import BadRequest, InvalidField, PayloadTooLarge
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from turbofno.models.core.config import Channel, ModelConfig
-    from turbofno.service.engine.interface import Fields
 
 INPUT = "input"
 OUTPUT = "output"

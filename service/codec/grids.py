@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from turbofno.models.core.config import ModelConfig
 from turbofno.models.core.regrid import at_points, band_limited
 from turbofno.service.codec.fields import MAX_RANK, check_grid
+from turbofno.service.engine.interface import Fields
 from turbofno.service.errors import BadRequest, InvalidField
-
-if TYPE_CHECKING:
-    from turbofno.models.core.config import ModelConfig
-    from turbofno.service.engine.interface import Fields
 
 Grid = tuple[int, ...]
 OUTPUT_GRID = "output_grid"

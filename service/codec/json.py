@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from turbofno.service.codec import json_arrays
 from turbofno.service.codec.fields import (
@@ -17,9 +18,6 @@ from turbofno.service.codec.fields import (
     first_nonfinite,
 )
 from turbofno.service.errors import BadRequest, InvalidField, PayloadTooLarge
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 MAX_CONTAINERS = 1 << 17
 """Maximum number of lists and objects. Each takes 2 bytes to send but 60 to 200 in memory, and the parser blocks all

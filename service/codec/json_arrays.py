@@ -11,19 +11,16 @@ import math
 import secrets
 import threading
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import orjson
 import simdjson
+from numpy.typing import NDArray
 
 from turbofno.service.codec.fields import MAX_RANK
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from numpy.typing import NDArray
 
 _SHORT = 1024
 """Size of a document in bytes below which orjson is as fast."""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from turbofno.service.codec import json, npy, safetensors
+from turbofno.service.codec.fields import Array, ResponseData
 from turbofno.service.errors import NotAcceptable, UnsupportedMediaType
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from turbofno.service.codec.fields import Array, ResponseData
 
 F = TypeVar("F")
 

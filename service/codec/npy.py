@@ -9,9 +9,9 @@ import struct
 import zipfile
 import zlib
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from turbofno.service.codec.fields import (
     INPUT,
@@ -23,9 +23,6 @@ from turbofno.service.codec.fields import (
     shaped,
 )
 from turbofno.service.errors import BadRequest, InvalidField, NotAcceptable, PayloadTooLarge
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _MAGIC = b"\x93NUMPY"
 _MAX_HEADER = 4096

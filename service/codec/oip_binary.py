@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from turbofno.service.codec import json_arrays
 from turbofno.service.codec.fields import (
@@ -31,9 +32,6 @@ from turbofno.service.codec.json import (
     shown,
 )
 from turbofno.service.errors import BadRequest, InvalidField
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 DATATYPE = "FP32"
 _FLOATS = {"FP16": "<f2", "BF16": BFLOAT16, "FP32": "<f4", "FP64": "<f8"}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from turbofno.models.core.config import ModelConfig
 from turbofno.service.codec.fields import (
     INPUT,
     OUTPUT,
@@ -18,15 +21,8 @@ from turbofno.service.codec.fields import (
     fields_from_arrays,
     laid_out,
 )
+from turbofno.service.engine.interface import Fields
 from turbofno.service.errors import InvalidField, NotDifferentiable
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
-    from turbofno.models.core.config import ModelConfig
-    from turbofno.service.engine.interface import Fields
 
 COTANGENT = "cotangent"
 GRADIENT = "gradient"

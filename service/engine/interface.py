@@ -6,9 +6,10 @@ Between processes, arrays are sent as their offsets in shared memory and configu
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -17,9 +18,6 @@ from numpy.typing import NDArray
 from turbofno.models.core.config import ModelConfig
 from turbofno.service.engine.vjp import VjpShapes
 from turbofno.service.errors import NotFound, ServiceError, Unavailable
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
 
 Fields = NDArray[np.float32]
 Trust = dict[str, tuple[float, ...]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,39 +13,35 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from turbofno.service.engine.interface import PredictResult, heap_buffer
-from turbofno.service.engine.turn import Turn
+from turbofno.models.core.config import ModelConfig
+from turbofno.service.engine.interface import (
+    Frame,
+    ModelCounters,
+    ModelStatus,
+    PredictRequest,
+    PredictResult,
+    RecoveryRecord,
+    RolloutRequest,
+    heap_buffer,
+)
+from turbofno.service.engine.turn import Asked, Turn
 from turbofno.service.errors import PayloadTooLarge, ServiceError, Unavailable
+from turbofno.service.metrics import Metrics
+from turbofno.service.pipeline.batch import BatchReport
 from turbofno.service.pipeline.batcher import Policy
+from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.pipeline.rollouts import Rollouts
 from turbofno.service.pipeline.scheduler import Scheduler
-from turbofno.service.pipeline.ticket import CANCELLED, Kind, Ticket, by_kind
+from turbofno.service.pipeline.ticket import CANCELLED, Kind, Outcome, Ticket, by_kind
 from turbofno.service.pipeline.worker import arithmetic_threads
 from turbofno.service.runtime.device import log_backend, memory_limit, prepare_device
 from turbofno.service.runtime.device_pipeline import open_pipeline
 from turbofno.service.runtime.model_instance import ModelInstance
 from turbofno.service.runtime.repository import Repository
-from turbofno.service.settings import env_name
+from turbofno.service.settings import Settings, env_name
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-
-    from turbofno.models.core.config import ModelConfig
-    from turbofno.service.engine.interface import (
-        Frame,
-        ModelCounters,
-        ModelStatus,
-        PredictRequest,
-        RecoveryRecord,
-        RolloutRequest,
-    )
-    from turbofno.service.engine.turn import Asked
-    from turbofno.service.metrics import Metrics
-    from turbofno.service.pipeline.batch import BatchReport
-    from turbofno.service.pipeline.queue_capacity import QueueCapacity
-    from turbofno.service.pipeline.ticket import Outcome
     from turbofno.service.runtime.slabs import SlabGroup
-    from turbofno.service.settings import Settings
 
 logger = logging.getLogger(__name__)
 

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from turbofno.service.engine.interface import Fields
+from turbofno.service.engine.vjp import VjpShapes
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    import numpy as np
     import torch
-    from numpy.typing import NDArray
-
-    from turbofno.service.engine.interface import Fields
-    from turbofno.service.engine.vjp import VjpShapes
-
-    State: TypeAlias = "torch.Tensor | Fields | SlabState"
-    """Fields of one rollout, [n, channels, *grid]: on the host before the first turn, then on the device or devices."""
 
 T = TypeVar("T")
+
+State: TypeAlias = "torch.Tensor | Fields | SlabState"
+"""Fields of one rollout, [n, channels, *grid]: on the host before the first turn, then on the device or devices."""
 
 Execution = Literal["none", "chain", "graph", "replay", "module", "slabs"]
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import msgspec
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from turbofno.service.engine.interface import PredictRequest, PredictResult
+from turbofno.service.engine.interface import PredictRequest, PredictResult
 
 W = TypeVar("W")
 

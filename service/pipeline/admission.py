@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from turbofno.service.errors import PayloadTooLarge, Unavailable
+from turbofno.service.metrics import Metrics
+from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.settings import Settings, env_name
-from turbofno.service.shared_sums import SharedSum
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from turbofno.service.metrics import Metrics
-    from turbofno.service.pipeline.queue_capacity import QueueCapacity
-    from turbofno.service.shared_sums import SharedSums
+from turbofno.service.shared_sums import SharedSum, SharedSums
 
 
 class Caller(NamedTuple):

@@ -5,26 +5,21 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from turbofno.service.engine.interface import NO_FIELDS, Fields
 from turbofno.service.engine.out_of_memory import out_of_memory, release_frames
-from turbofno.service.engine.runnable import Ran
+from turbofno.service.engine.runnable import ModelOutput, Ran, Runnable
 from turbofno.service.errors import InferenceFailed, InvalidField, ServiceError, Unavailable
+from turbofno.service.pipeline.ticket import Slice, Ticket
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from turbofno.service.engine.runnable import ModelOutput, Runnable
-    from turbofno.service.pipeline.ticket import Slice, Ticket
-
-    Parts = list[tuple[int, Slice]]
-    """Slices to run together, each with its index in the batch; the two halves of a split slice share one index."""
+Parts = list[tuple[int, Slice]]
+"""Slices to run together, each with its index in the batch; the two halves of a split slice share one index."""
 
 logger = logging.getLogger(__name__)
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from turbofno.service.pipeline.shares import Flow, Shares
 from turbofno.service.pipeline.ticket import Bucket, Kind, Slice, Ticket
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from turbofno.service.settings import Settings
+from turbofno.service.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Sequence
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
-    from turbofno.service.pipeline.ticket import Ticket
+from turbofno.service.pipeline.ticket import Ticket
 
 _SHORTEST_SECONDS = 0.005
 """Shortest interval between two searches."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from turbofno.service.metrics import Metrics
-    from turbofno.service.pipeline.batch import BatchReport
-    from turbofno.service.pipeline.batcher import Batcher
-    from turbofno.service.pipeline.ticket import Bucket
+from turbofno.service.metrics import Metrics
+from turbofno.service.pipeline.batch import BatchReport
+from turbofno.service.pipeline.batcher import Batcher
+from turbofno.service.pipeline.ticket import Bucket
 
 logger = logging.getLogger(__name__)
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING
 
+from turbofno.service.engine.interface import PredictRequest
 from turbofno.service.errors import PayloadTooLarge, QueueFull
+from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline.batcher import Policy
 from turbofno.service.pipeline.ticket import Kind, Slice, Ticket
 from turbofno.service.settings import Settings, env_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from turbofno.service.engine.interface import PredictRequest
-    from turbofno.service.metrics import Metrics
 
 _SMOOTHING = 0.2
 """Weight of the newest batch in the drain rate."""

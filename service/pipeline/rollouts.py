@@ -10,16 +10,18 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from turbofno.service.engine.interface import Fields, Frame, RolloutRequest
 from turbofno.service.engine.out_of_memory import out_of_memory, release_frames
-from turbofno.service.engine.runnable import signals_of_all
+from turbofno.service.engine.runnable import State, Steppable, Turn, signals_of_all
 from turbofno.service.errors import (
     BlowUp,
     DeadlineExceeded,
@@ -27,18 +29,11 @@ from turbofno.service.errors import (
     ServiceError,
     Unavailable,
 )
+from turbofno.service.metrics import Metrics
+from turbofno.service.pipeline.batcher import Policy
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
-
-    from numpy.typing import NDArray
-
-    from turbofno.service.engine.runnable import State, Steppable, Turn
-    from turbofno.service.metrics import Metrics
-    from turbofno.service.pipeline.batcher import Policy
-
-    RunOnDevice = Callable[[Callable[[], Any]], Awaitable[Any]]
-    """Scheduler.run_on_device."""
+RunOnDevice = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Scheduler.run_on_device."""
 
 logger = logging.getLogger(__name__)
 

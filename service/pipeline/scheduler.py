@@ -6,9 +6,10 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from contextvars import Context
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from turbofno.service.engine.interface import NO_FIELDS, PredictResult
 from turbofno.service.errors import (
@@ -18,22 +19,17 @@ from turbofno.service.errors import (
     ServiceError,
     Unavailable,
 )
+from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline.batch import Batch, BatchReport
 from turbofno.service.pipeline.batcher import Batcher, Policy
 from turbofno.service.pipeline.deadlines import Deadlines
 from turbofno.service.pipeline.memory_limits import MemoryLimits
+from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.pipeline.short_starts import ShortStarts
 from turbofno.service.pipeline.ticket import CANCELLED, Slice, Ticket, by_kind
-from turbofno.service.pipeline.worker import Worker
+from turbofno.service.pipeline.worker import Done, Start, Worker
 from turbofno.service.settings import Settings, env_name
 from turbofno.service.system import cores
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from turbofno.service.metrics import Metrics
-    from turbofno.service.pipeline.queue_capacity import QueueCapacity
-    from turbofno.service.pipeline.worker import Done, Start
 
 logger = logging.getLogger(__name__)
 

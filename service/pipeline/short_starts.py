@@ -5,14 +5,11 @@ Another thread would wait for the interpreter lock at each call of a start.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from turbofno.service.pipeline.batch import BatchReport
+from turbofno.service.pipeline.ticket import Bucket
 
-if TYPE_CHECKING:
-    from turbofno.service.pipeline.batch import BatchReport
-    from turbofno.service.pipeline.ticket import Bucket
-
-    _Group = tuple[Bucket, int]
-    """Bucket, and power of two of the size: mostly, one CUDA graph."""
+_Group = tuple[Bucket, int]
+"""Bucket, and power of two of the size: mostly, one CUDA graph."""
 
 SHORT_SECONDS = 0.005
 """A short start takes no more CPU time."""

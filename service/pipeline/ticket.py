@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from collections.abc import Collection, Sequence
+from typing import NamedTuple, Protocol, cast
 
 import msgspec
 
+from turbofno.service.engine.interface import Fields, PredictRequest, PredictResult
+from turbofno.service.engine.runnable import Runnable
+from turbofno.service.engine.vjp import VjpShapes
 from turbofno.service.errors import ServiceError, Unavailable
 from turbofno.service.pipeline.shares import Flow, level_of
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from turbofno.service.engine.interface import Fields, PredictRequest, PredictResult
-    from turbofno.service.engine.runnable import Runnable
-    from turbofno.service.engine.vjp import VjpShapes
 
 _serial = itertools.count(1)
 

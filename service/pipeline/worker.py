@@ -8,9 +8,10 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections.abc import Callable
 from contextvars import Context
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 
@@ -18,15 +19,12 @@ from turbofno.service.system import cores
 
 T = TypeVar("T")
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Start: TypeAlias = Callable[[], Callable[[], T]]
-    """Starts work and returns a function that waits for its result."""
-    Done: TypeAlias = Callable[[T | BaseException], None]
-    """Receives the result of work, or its error."""
-    _Tasks = queue.SimpleQueue[Callable[[], None] | None]
-    """Ends with None."""
+Start: TypeAlias = Callable[[], Callable[[], T]]
+"""Starts work and returns a function that waits for its result."""
+Done: TypeAlias = Callable[[T | BaseException], None]
+"""Receives the result of work, or its error."""
+_Tasks = queue.SimpleQueue[Callable[[], None] | None]
+"""Ends with None."""
 
 THREAD_NAME = "turbofno-device"
 

@@ -9,15 +9,13 @@ import os
 import secrets
 import socket
 import struct
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable
+from typing import Any, Self
 
 import msgspec
 
 from turbofno.service.errors import ServiceError
 from turbofno.service.processes.messages import Message
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _STREAM = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
 _SIZE = struct.Struct("<I")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from turbofno.models.core.config import ModelConfig
 from turbofno.service import errors
 from turbofno.service.engine.interface import (
     NO_FIELDS,
@@ -22,14 +24,8 @@ from turbofno.service.errors import InferenceFailed, ServiceError, Unavailable
 from turbofno.service.processes import messages
 from turbofno.service.processes.channel import Channel
 from turbofno.service.processes.joining import MOST_BYTES, alike, join, part_of
+from turbofno.service.processes.memory import SlotMemory
 from turbofno.service.processes.rollout_ring import copy_completely
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-
-    from turbofno.models.core.config import ModelConfig
-    from turbofno.service.processes.memory import SlotMemory
-
 
 _ENOUGH = 8
 """Requests at the engine with which it has enough to do: a further small one waits for others, since a message costs the engine

@@ -6,10 +6,14 @@ import asyncio
 import hashlib
 import logging
 import signal
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from turbofno.models.core.config import ModelConfig
 from turbofno.service.engine.interface import NO_FIELDS, ModelStatus, PredictResult
@@ -20,23 +24,15 @@ from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.pipeline.ticket import CANCELLED, Ticket
 from turbofno.service.processes import messages
 from turbofno.service.processes.channel import Channel, new_endpoint
+from turbofno.service.processes.launch import Launch
 from turbofno.service.processes.liveness import LivenessPipe
 from turbofno.service.processes.memory import AttachedMemory
 from turbofno.service.processes.rollout_ring import Writer
-from turbofno.service.processes.slab_group import LOST, SlabGroup
+from turbofno.service.processes.slab_group import LOST, Rank, SlabGroup
 from turbofno.service.runtime.device import resolve_device
 from turbofno.service.runtime.page_locked import lock
 from turbofno.service.system import keep_models
 from turbofno.service.triton_metrics import TritonMetrics
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from turbofno.service.processes.launch import Launch
-    from turbofno.service.processes.slab_group import Rank
 
 logger = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -28,9 +28,6 @@ from turbofno.service.processes.channel import address, new_endpoint, of_this_us
 from turbofno.service.processes.child_process import ChildProcess
 from turbofno.service.processes.launch import Launch, die_with, enter, run_to_the_end
 from turbofno.service.system import SWITCH_SECONDS, keep_imports, name_process
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
 
 START_SECONDS = 120.0
 """Most time until the first heartbeat of a process, which includes importing PyTorch and opening a GPU."""

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from turbofno.service.app import create_app
 from turbofno.service.banner import greet
 from turbofno.service.metrics import Metrics
+from turbofno.service.processes.launch import Launch
 from turbofno.service.processes.liveness import LivenessPipe
 from turbofno.service.processes.messages import Heartbeat
 from turbofno.service.processes.port import bind
 from turbofno.service.processes.remote_engine import RemoteEngine
 from turbofno.service.server import DrainingServer
 from turbofno.service.shared_sums import SharedSums
-
-if TYPE_CHECKING:
-    from turbofno.service.processes.launch import Launch
 
 
 async def run(launch: Launch) -> int:

@@ -5,21 +5,17 @@ request of many fields costs.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec.structs import replace
 
 from turbofno.service.codec.fields import answered_grid
 from turbofno.service.engine.interface import Fields, Joined, PredictRequest, PredictResult
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from turbofno.service.engine.turn import Asked
-    from turbofno.service.processes.memory import SlotMemory
+from turbofno.service.engine.turn import Asked
+from turbofno.service.processes.memory import SlotMemory
 
 MOST_BYTES = 128 * 1024
 """Larger fields are not joined, since their copy here would take long, and their request costs little beside their work."""

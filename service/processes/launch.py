@@ -7,7 +7,8 @@ import json
 import logging
 import os
 import signal
-from typing import TYPE_CHECKING, Literal, NoReturn
+from collections.abc import Callable
+from typing import Literal, NoReturn
 
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
@@ -17,9 +18,6 @@ from turbofno.service.engine.interface import RecoveryRecord
 from turbofno.service.processes.memory import KEPT_BYTES
 from turbofno.service.settings import Settings
 from turbofno.service.system import keep_freed_memory, name_process
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
 

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 
 from turbofno.service.errors import Unavailable
 from turbofno.service.processes.channel import Channel
-from turbofno.service.processes.messages import Call, Engines, Heartbeat, Message, Returned
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from turbofno.service.processes.launch import Launch
-    from turbofno.service.processes.messages import Peer
+from turbofno.service.processes.launch import Launch
+from turbofno.service.processes.messages import Call, Engines, Heartbeat, Message, Peer, Returned
 
 HEARTBEAT_SECONDS = 0.25
 SCRAPE_SECONDS = 2.0

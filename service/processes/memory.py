@@ -15,23 +15,19 @@ import os
 import secrets
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
+from turbofno.service.engine.interface import Fields
 from turbofno.service.errors import PayloadTooLarge, Unavailable
 from turbofno.service.processes.messages import Attach
 from turbofno.service.settings import env_name
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from turbofno.service.engine.interface import Fields
-
-    Span: TypeAlias = tuple[int, Sequence[int]]
-    """A C-contiguous float32 array in a front end's memory: byte offset and shape."""
+Span: TypeAlias = tuple[int, Sequence[int]]
+"""A C-contiguous float32 array in a front end's memory: byte offset and shape."""
 
 HEAVY_BYTES = 1 << 20
 """Larger arrays (copying takes over about 0.2 ms) are copied off the event loop."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    Combine = Callable[[float, float], float]
+Combine = Callable[[float, float], float]
 
 PER_PROCESS = ("process_", "python_", "turbofno_device_memory_bytes", "turbofno_staging_bytes")
 """Not merged, but labelled `process`: role and index, such as engine-0, which a restarted process keeps."""

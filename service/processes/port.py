@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from turbofno.service.settings import Settings
+from turbofno.service.settings import Settings
 
 
 def bind(settings: Settings, *, shared: bool) -> socket.socket:

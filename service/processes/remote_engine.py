@@ -6,9 +6,10 @@ import asyncio
 import dataclasses
 import logging
 from collections import Counter
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -24,6 +25,7 @@ from turbofno.service.engine.interface import (
     not_served,
 )
 from turbofno.service.errors import Unavailable
+from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.processes import joining
 from turbofno.service.processes.channel import PAUSE_SECONDS
@@ -31,12 +33,7 @@ from turbofno.service.processes.engine_link import EngineLink
 from turbofno.service.processes.memory import SlotMemory
 from turbofno.service.processes.messages import Peer, QueueState
 from turbofno.service.processes.rollout_ring import copy_completely, ring_size
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Coroutine, Sequence
-
-    from turbofno.service.metrics import Metrics
-    from turbofno.service.settings import Settings
+from turbofno.service.settings import Settings
 
 logger = logging.getLogger(__name__)
 

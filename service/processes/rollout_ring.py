@@ -7,14 +7,11 @@ the engine reads no more frames, so the rollout pauses.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from turbofno.service.engine.interface import Fields, Frame
 from turbofno.service.processes.memory import HEAVY_BYTES
-
-if TYPE_CHECKING:
-    from turbofno.service.engine.interface import Fields, Frame
 
 _RING_BYTES = 1024 * 1024
 _MAX_ENTRIES = 256

@@ -5,16 +5,14 @@ A command is a call of a method of every rank's slabs; arrays are sent as (numbe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import msgspec
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from turbofno.service.engine.interface import Fields
 
-    from turbofno.service.engine.interface import Fields
-
-    Reference: TypeAlias = tuple[int, int, Sequence[int]]
+Reference: TypeAlias = tuple[int, int, Sequence[int]]
 
 _ARRAY = 0
 """Code of MessagePack's extension type."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,10 @@ import msgspec
 import torch
 
 from turbofno.models.core.checkpoint import load_model
+from turbofno.models.core.config import Precision
+from turbofno.service.engine.interface import Fields
 from turbofno.service.pipeline.worker import arithmetic_threads
+from turbofno.service.processes.launch import Launch
 from turbofno.service.processes.memory import AttachedMemory, SlotMemory
 from turbofno.service.processes.messages import Attach
 from turbofno.service.processes.slab_commands import Answer, Done, Failed, decoder
@@ -22,12 +27,6 @@ from turbofno.service.runtime.page_locked import lock
 from turbofno.service.runtime.slabs import Slabs, Start
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from multiprocessing.connection import Connection
-
-    from turbofno.models.core.config import Precision
-    from turbofno.service.engine.interface import Fields
-    from turbofno.service.processes.launch import Launch
     from turbofno.service.runtime.slabs import Energies
 
 logger = logging.getLogger(__name__)

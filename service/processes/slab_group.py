@@ -15,41 +15,43 @@ import socket
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
+from turbofno.models.core.checkpoint import LoadedModel
+from turbofno.models.core.config import Precision
+from turbofno.service.engine.interface import Fields
 from turbofno.service.errors import DeviceLost
+from turbofno.service.metrics import Metrics
 from turbofno.service.processes.child_process import ChildProcess, in_thread
 from turbofno.service.processes.launch import Launch, enter, run_to_the_end
 from turbofno.service.processes.liveness import HEARTBEAT_SECONDS
 from turbofno.service.processes.memory import SlotMemory
-from turbofno.service.processes.slab_commands import Answer, Command, Done, Failed, encoder
+from turbofno.service.processes.messages import Attach
+from turbofno.service.processes.slab_commands import (
+    Answer,
+    Command,
+    Done,
+    Failed,
+    Reference,
+    encoder,
+)
 from turbofno.service.processes.slab_model import SlabModel
 from turbofno.service.runtime.device import resolve_device
 from turbofno.service.runtime.slabs import Slabs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from turbofno.models.core.checkpoint import LoadedModel
-    from turbofno.models.core.config import Precision
-    from turbofno.service.engine.interface import Fields
-    from turbofno.service.metrics import Metrics
-    from turbofno.service.processes.messages import Attach
-    from turbofno.service.processes.slab_commands import Reference
 
 logger = logging.getLogger(__name__)
 

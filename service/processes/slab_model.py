@@ -6,28 +6,32 @@ import logging
 import math
 import time
 import weakref
+from collections.abc import Mapping, Sequence
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from turbofno.models.core.checkpoint import LoadedModel
+from turbofno.models.core.config import Precision
 from turbofno.models.trust.signals import Signals
-from turbofno.service.engine.runnable import ModelOutput, Ran, SlabState, Turn, signals_of_all
+from turbofno.service.engine.interface import Fields
+from turbofno.service.engine.runnable import (
+    ModelOutput,
+    Ran,
+    SlabState,
+    State,
+    Turn,
+    signals_of_all,
+)
 from turbofno.service.runtime.rollout_turn import Excess
 from turbofno.service.runtime.slabs import Start
 from turbofno_ops import ChainRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from turbofno.models.core.checkpoint import LoadedModel
-    from turbofno.models.core.config import Precision
-    from turbofno.service.engine.interface import Fields
-    from turbofno.service.engine.runnable import State
     from turbofno.service.processes.slab_group import SlabGroup
 
 logger = logging.getLogger(__name__)

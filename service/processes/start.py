@@ -7,17 +7,19 @@ import logging
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
 
 from turbofno.service import logs
 from turbofno.service.processes.fork_server import ForkServer
 from turbofno.service.processes.port import reserve
 from turbofno.service.processes.supervisor import Supervisor
-from turbofno.service.settings import env_name, exposure_warnings, http_url, misspelt_variables
+from turbofno.service.settings import (
+    Settings,
+    env_name,
+    exposure_warnings,
+    http_url,
+    misspelt_variables,
+)
 from turbofno.service.system import cores, with_descriptors
-
-if TYPE_CHECKING:
-    from turbofno.service.settings import Settings
 
 logger = logging.getLogger(__name__)
 

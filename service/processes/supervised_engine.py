@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from prometheus_client import generate_latest
 
+from turbofno.service.metrics import Metrics
 from turbofno.service.processes.remote_engine import RemoteEngine
 from turbofno.service.processes.start import engine_settings
 from turbofno.service.processes.supervisor import OWN_FRONT_END, Supervisor
-
-if TYPE_CHECKING:
-    from turbofno.service.metrics import Metrics
-    from turbofno.service.settings import Settings
+from turbofno.service.settings import Settings
 
 
 class SupervisedEngine(RemoteEngine):

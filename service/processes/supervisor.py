@@ -9,26 +9,22 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from prometheus_client import generate_latest
 
 from turbofno.service.processes import messages
 from turbofno.service.processes.channel import Channel, new_endpoint
+from turbofno.service.processes.child_process import ChildProcess
 from turbofno.service.processes.fork_server import START_SECONDS, ForkServer
 from turbofno.service.processes.launch import Launch
 from turbofno.service.processes.liveness import HEARTBEAT_SECONDS, SCRAPE_SECONDS
 from turbofno.service.processes.metrics_sum import MetricsSum
+from turbofno.service.settings import Settings
 from turbofno.service.shared_sums import SumsMemory
 from turbofno.service.system import on_hangup
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from turbofno.service.processes.child_process import ChildProcess
-    from turbofno.service.settings import Settings
 
 logger = logging.getLogger(__name__)
 
