@@ -111,7 +111,6 @@ async def _refuse(request: Request, raised: Exception) -> NoReturn:
 
 
 def _describe(error: Mapping[str, Any]) -> str:
-    where, *names = error["loc"]
-    given = str(error.get("input"))
-    shown = "" if error["type"] == "missing" else f", got {given[:80]!r}"
-    return f"{where} parameter {'.'.join(map(str, names))!r}: {error['msg']}{shown}"
+    """The text of an error of a parameter in the path: the routes have no others, and none of these can be missing."""
+    where, name = error["loc"]
+    return f"{where} parameter {name!r}: {error['msg']}, got {error['input'][:80]!r}"
