@@ -39,7 +39,7 @@ class Joined(NamedTuple):
 
 
 class PredictRequest(msgspec.Struct, eq=False, array_like=True):
-    """Validated fields for one model: float32, C-contiguous, [n, in_channels, *grid], in physical units.
+    """Validated fields for one model, at least one: float32, C-contiguous, [n, in_channels, *grid], in physical units.
 
     The engine owns the request from the call on: it may replace `fields` by a copy in shared memory.
     """

@@ -10,7 +10,6 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from turbofno.models.core.config import ModelConfig
@@ -149,7 +148,7 @@ class LocalEngine:
     ) -> list[Ticket | None]:
         """Submit requests that arrived together, each with its own outcome (see `predict`).
 
-        Returns a ticket for each, to cancel it; None for those refused or answered at once. `at_once`: no other block is
+        Returns a ticket for each, to cancel it; None for those refused at once. `at_once`: no other block is
         expected in this turn of the event loop.
         """
         now = time.monotonic()
@@ -161,7 +160,7 @@ class LocalEngine:
     def _ticket(
         self, request: PredictRequest, outcome: Outcome, now: float, kinds: dict[object, Kind]
     ) -> Ticket | None:
-        """The ticket of a request; None if its outcome was set. `kinds` caches the kinds of a block."""
+        """The ticket of a request; None if it was refused. `kinds` caches the kinds of a block."""
         shape = request.fields.shape
         size = shape[0]
         key = (
@@ -170,11 +169,7 @@ class LocalEngine:
         try:
             kind = kinds.get(key)
             if kind is None:
-                instance = self._instance(request)
-                if not size:
-                    outcome.set_result(_no_outputs(instance, request))
-                    return None
-                kind = kinds[key] = self._kind(instance, request)
+                kind = kinds[key] = self._kind(self._instance(request), request)
         except ServiceError as error:
             outcome.set_exception(error)
             return None
@@ -309,19 +304,3 @@ def _check_unchanged(instance: ModelInstance, request: PredictRequest) -> None:
                 "this request was read; send it again if it still fits the model's description",
                 retry_after=1.0,
             )
-
-
-def _no_outputs(instance: ModelInstance, request: PredictRequest) -> PredictResult:
-    """The result for a request without fields, which the protocol allows."""
-    shape = (0, instance.config.architecture.out_channels, *request.fields.shape[2:])
-    backend, precision, *_ = instance.ran
-    return PredictResult(
-        instance.name,
-        instance.version,
-        np.empty(shape, np.float32),
-        0.0,
-        0.0,
-        (),
-        backend,
-        precision,
-    )

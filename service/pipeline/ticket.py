@@ -60,7 +60,7 @@ class Kind(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, runnable: Runnable, request: PredictRequest) -> Kind:
-        """The kind of a request with at least one field. Raises NotDifferentiable."""
+        """The kind of a request. Raises NotDifferentiable."""
         fields, vjp = request.fields, request.vjp
         return cls(
             runnable,
