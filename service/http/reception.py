@@ -13,7 +13,10 @@ _NOTHING = memoryview(b"")
 
 
 class Reception(asyncio.BufferedProtocol):
-    """Stands in for a connection's protocol until the rest of a body has come, all of it in its place."""
+    """Stands in for a connection's protocol until the rest of a body has come, all of it in its place.
+
+    Meanwhile nothing is written, and the end of what the client sends is the end of the connection.
+    """
 
     def __init__(self, edge: Edge, place: memoryview, start: int) -> None:
         """`place` is for the whole body, of which `start` bytes have come already, elsewhere."""
@@ -37,15 +40,6 @@ class Reception(asyncio.BufferedProtocol):
         received, self._place = self._place[self._start : self._stop], _NOTHING
         return received
 
-    def eof_received(self) -> bool:
-        return self._edge.eof_received()
-
     def connection_lost(self, exc: Exception | None) -> None:
         self.end()
         self._edge.connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        self._edge.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._edge.resume_writing()
