@@ -248,8 +248,7 @@ class SlabGroup:
 
     async def close(self) -> None:
         for rank in self._ranks:
-            if rank.process.returncode is None:
-                rank.process.kill()
+            rank.process.kill()
         for rank in self._ranks:
             await rank.process.wait()
 
