@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
@@ -41,8 +40,6 @@ from turbofno.service.settings import Settings, env_name
 
 if TYPE_CHECKING:
     from turbofno.service.runtime.slabs import SlabGroup
-
-logger = logging.getLogger(__name__)
 
 
 class LocalEngine:
