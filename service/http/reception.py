@@ -25,8 +25,7 @@ class Reception(asyncio.BufferedProtocol):
         self._place = place
         self._start = self._stop = start
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        del sizehint
+    def get_buffer(self, _: int) -> memoryview:
         return self._place[self._stop :]
 
     def buffer_updated(self, nbytes: int) -> None:

@@ -246,8 +246,7 @@ class _Connection(asyncio.Protocol):
         assert self._transport is not None
         self._transport.abort()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        del exc
+    def connection_lost(self, _: Exception | None) -> None:
         if not self._closed:
             # If a write failed, since the peer is gone, what it had sent before is still unread.
             with contextlib.suppress(OSError):
