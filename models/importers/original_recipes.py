@@ -55,7 +55,8 @@ class Recipe:
 class Found:
     """The facts that the tensors show. `flat_skips`: the skips are Conv1d over the flattened grid.
 
-    `batch_norm_ran`: training ran the batch norms. Later scripts hold ones that they do not use.
+    `batch_norm_ran`: training ran the batch norms. Later scripts hold ones that they do not use. `complex_pairs`:
+    spectral weights are real and imaginary parts, as with torch up to 1.7.
     """
 
     generation: Literal["A", "B", "C"]
@@ -65,6 +66,7 @@ class Found:
     has_batch_norm: bool
     batch_norm_ran: bool
     flat_skips: bool
+    complex_pairs: bool
 
 
 def find(tensors: Mapping[str, Tensor]) -> Found:
@@ -103,6 +105,7 @@ def find(tensors: Mapping[str, Tensor]) -> Found:
         if statistics
         else bool(norms),
         flat_skips=n_dim > 1 and skip is not None and skip.ndim == 3,
+        complex_pairs=not tensors[first].is_complex(),
     )
 
 
@@ -155,7 +158,7 @@ def recipe_of(found: Found, script: Script) -> Recipe:
     if found.generation == "A" or found.flat_skips:
         # The first scripts for torch 1.8 kept the layers and coordinates of generation A, and have flat skips.
         recipe = Recipe("relu", none, norm=batch)
-        if script == "fourier_2d_time" and found.generation == "A":
+        if script == "fourier_2d_time" and found.complex_pairs:
             return replace(recipe, layout="out-in")
         if script == "fourier_1d":
             return replace(recipe, coordinates=((0.0, 2 * math.pi),))

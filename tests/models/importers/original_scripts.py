@@ -1,7 +1,9 @@
 """Networks with the keys and results of the original FNO scripts, written from the published equations.
 
 One class covers the three generations; what a script does beyond its parameters (padding, norm,
-activation, where the coordinates go) is an argument here. `batch_norm_parameters` are those of norms that never ran. Fields are [batch, *grid, channels], as there.
+activation, where the coordinates go) is an argument here. `batch_norm_parameters` are those of norms that never ran.
+Without `complex_pairs` generation A has complex weights, as in its ports to torch 1.8. Fields are
+[batch, *grid, channels], as there.
 """
 
 from __future__ import annotations
@@ -75,6 +77,7 @@ class Script(nn.Module):
         grid_end: float = 1.0,
         flat_skips: bool = False,
         out_in: bool = False,
+        complex_pairs: bool = True,
     ) -> None:
         super().__init__()
         n = len(modes)
@@ -90,10 +93,9 @@ class Script(nn.Module):
         else:
             self.fc0 = lifting
             self.fc1, self.fc2 = nn.Linear(width, 128), nn.Linear(128, out_channels)
+        pairs = generation == "A" and complex_pairs
         for i in range(n_layers):
-            setattr(
-                self, f"conv{i}", SpectralConv(width, modes, real=generation == "A", out_in=out_in)
-            )
+            setattr(self, f"conv{i}", SpectralConv(width, modes, real=pairs, out_in=out_in))
             skip = nn.Conv1d if self.flat_skips else conv
             setattr(self, f"w{i}", skip(width, width, 1))
             if generation == "C":

@@ -36,6 +36,8 @@ SCRIPTS: list[tuple[str, int, dict[str, object], dict[str, str]]] = [
     ("A", 2, {"activation": F.relu, "norm": "batch", "out_in": True}, {"script": "fourier_2d_time"}),
     ("A", 2, {"activation": F.relu, "norm": "batch", "out_in": True, "grid_place": "before"}, {"script": "fourier_2d_time", "grid_place": "before"}),
     ("A", 3, {"activation": F.relu, "norm": "batch", "grid_place": "caller"}, {}),
+    ("A", 2, {"activation": F.relu, "complex_pairs": False}, {"script": "fourier_2d_time"}),
+    ("A", 3, {"activation": F.relu, "norm": "batch", "grid_place": "caller", "complex_pairs": False}, {}),
     ("B", 2, {"activation": F.relu, "norm": "batch", "flat_skips": True}, {"script": "fourier_2d_time"}),
     ("B", 2, {"activation": F.relu, "flat_skips": True, "grid_order": "xy"}, {"script": "fourier_2d"}),
     ("B", 3, {"activation": F.relu, "flat_skips": True, "grid_place": "caller"}, {}),
