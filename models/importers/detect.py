@@ -34,13 +34,17 @@ _MAX_SHARING = 16
 _UNSUPPORTED = (
     (r"(^|\.)gno(_in|_out)?\.", "a graph neural operator (GINO, FNOGNO)"),
     (r"(^|\.)(i?sht|trans_down|itrans_up|SHT\w*)(\.|_)", "spherical harmonics (SFNO)"),
-    (r"(^|\.)(patch_embed|pos_embed|blocks\.\d+\.filter)(\.|$)", "an AFNO (FourCastNet)"),
+    (
+        r"(^|\.)(patch_embed|pos_embed|blocks\.\d+\.filter)(\.|$)",
+        "a network of patches, such as an AFNO (FourCastNet)",
+    ),
     (r"(^|\.)horizontal_skips", "a UNO"),
     (r"(^|\.)attention_layers\.\d+\.(Key|Query|Value)\.", "a CODANO"),
     (r"(^|\.)local_no_blocks\.", "a LocalNO"),
     (r"(^|\.)layers\.\d+\.cell\.", "an RNO"),
     (r"(^|\.)residual_model\.fno_blocks\.", "a UQNO"),
     (r"(^|\.)unet\d", "a U-FNO"),
+    (r"(^|\.)b0\.weight$", "a Geo-FNO with deformed coordinates"),
     (r"fourier_weight\.\d", "a factorised FNO with a transform per axis (F-FNO)"),
     (r"(^|\.)spectral_list\.", "the FNO of the CNO and Poseidon baselines"),
     (r"(^|\.)sp_convs\.", "a PINO"),
@@ -332,8 +336,14 @@ def _format_of(path: Path, keys: Collection[str]) -> Format:
     if original.recognises(keys):
         return "original"
     shown = ", ".join(sorted(keys)[:5])
+    renamed = ""
+    if any(re.search(r"weights\d*$", key) for key in keys):
+        renamed = (
+            ". If the network computes what an original script's does under other names, save it under the script's: "
+            "fc0, conv{i}.weights{k}, w{i}, fc1, fc2"
+        )
     raise ImportRefused(
-        f"{path}: the keys {shown}, .. belong to no known network. Supported are: {SUPPORTED}"
+        f"{path}: the keys {shown}, .. belong to no known network. Supported are: {SUPPORTED}{renamed}"
     )
 
 

@@ -61,9 +61,7 @@ _IN_AN_MLP = re.compile(r"(.*\.)?(mlp\d+|q)\.")
 
 def recognises(keys: Collection[str]) -> bool:
     """True if these are keys of an original script or a descendant."""
-    return any(re.fullmatch(r"(.*\.)?conv0\.weights1", key) for key in keys) and any(
-        re.fullmatch(r"(.*\.)?(fc0|p)\.weight", key) for key in keys
-    )
+    return bool(_wrappers(keys))
 
 
 def import_original(
@@ -86,11 +84,14 @@ def import_original(
     Raises:
         ImportRefused: keys or shapes of no such script, or of several; unknown settings.
     """
-    prefix = _wrapper(tensors)
+    prefix = min(_wrappers(tensors), key=len, default="")
     plain = inside_wrapper(tensors, prefix)
     found = find(plain)
-    source = Tensors({key.removeprefix("conv1."): t for key, t in plain.items()}
-                     if found.generation == "A" else plain)  # fmt: skip
+    inner = "conv1." if found.generation == "A" else ""
+    unwrapped = {key.removeprefix(inner): t for key, t in plain.items()}
+    source = Tensors(unwrapped)
+    # before the question for a script, which none of them trained if keys differ
+    _refuse_other_keys(unwrapped, found)
     norms = {} if pickled is None else pickled.norms
     script = script_of(found, options, script, may_be_pdebench=may_be_pdebench)
     usual = recipe_of(found, script)
@@ -130,7 +131,6 @@ def import_original(
 
     state = _Reader(source, found, recipe).state()
     dropped = source.drop(lambda key: re.match(r"bn\d+\.", key) is not None)
-    source.finish(name, _SUPPORTED)
     arch = _architecture(state, found, recipe)
     return Imported(
         format=name,
@@ -157,10 +157,35 @@ def _only(held: Mapping[str, str], setting: str, options: Options) -> str | None
     return names[0]
 
 
-def _wrapper(names: Collection[str]) -> str:
-    """The prefix of all keys of a network that was saved inside another module."""
-    first = (re.fullmatch(r"(.*?)(conv1\.)?conv0\.weights1", name) for name in names)
-    return min((found[1] for found in first if found), key=len, default="")
+def _wrappers(keys: Collection[str]) -> set[str]:
+    """The prefixes of the keys of networks that were saved inside another module."""
+    known = set(keys)
+    first = (re.fullmatch(r"(.*?)((conv1\.)?)conv0\.weights1", key) for key in keys)
+    return {
+        found[1]
+        for found in first
+        if found and not known.isdisjoint(f"{found[1]}{found[2]}{x}.weight" for x in ("fc0", "p"))
+    }
+
+
+def _refuse_other_keys(tensors: Mapping[str, Tensor], found: Found) -> None:
+    """Refuse a network that lacks keys that every script writes, or has some that none writes."""
+    mlps = ("mlp1", "mlp2") if found.generation == "C" else ()
+    linear = ["p", "q.mlp1", "q.mlp2"] if mlps else ["fc0", "fc1", "fc2"]
+    needed = set()
+    for i in range(found.n_layers):
+        needed |= {f"conv{i}.weights{k + 1}" for k in range(corner_count(found.n_dim))}
+        linear += [f"w{i}", *(f"mlp{i}.{name}" for name in mlps)]
+    needed |= {f"{name}.{part}" for name in linear for part in ("weight", "bias")}
+    missing = sorted(needed - tensors.keys())
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ImportRefused(
+            f"the file has no {', '.join(missing[:3])}{more}, which networks of the original scripts have beside "
+            f"conv0.weights1: it is another network. Supported are {_SUPPORTED}"
+        )
+    others = {k: t for k, t in tensors.items() if k not in needed and not re.match(r"bn\d+\.", k)}
+    Tensors(others).finish("original script", _SUPPORTED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -442,9 +442,38 @@ def test_other_keys_and_networks_beside_it_are_told() -> None:
     assert_parity(imported, model, size)
     inside = {f"surrogate.{key}": tensor for key, tensor in model.state_dict().items()}
     assert_parity(import_original(inside, Options({**BURGERS})), model, size)
-    for other, says in (("loss.weight", "loss.weight"), ("ema.conv0.weights1", "surrogate.fc0")):
-        with pytest.raises(ImportRefused, match=f"begin with '.*', and the file also has {says}"):
+    for other in ("loss.weight", "ema.conv0.weights1"):
+        says = f"begin with 'surrogate.', and the file also has {other}"
+        with pytest.raises(ImportRefused, match=says):
             import_original({**inside, other: torch.ones(1)}, Options())
+
+
+@pytest.mark.parametrize(
+    ("renamed", "says"),
+    [
+        ({"fc0": "fc0", "": "blocks.0."}, "belong to no known network"),
+        ({"fc2": "fc3"}, "no fc2.bias, fc2.weight, which networks of the original scripts have"),
+        (
+            {"w": "mlp"},
+            r"no w0.bias, w0.weight, w1.bias and 1 more, which .* it is another network",
+        ),
+        ({"w0": "b0"}, "b0.weight belongs to a Geo-FNO"),
+    ],
+)
+def test_networks_that_share_some_keys_are_not_asked_for_a_script(
+    renamed: dict[str, str], says: str, tmp_path: Path
+) -> None:
+    def name(key: str) -> str:
+        for old, new in renamed.items():
+            if key.startswith(old):
+                return new + key.removeprefix(old)
+        return key
+
+    state = Script("B", (3, 3), 4, 1, 1, n_layers=2).state_dict()
+    torch.save({name(key): tensor for key, tensor in state.items()}, tmp_path / "model.pt")
+    with pytest.raises(ImportRefused, match=says) as refused:
+        convert(read_checkpoint(tmp_path / "model.pt"), Options())
+    assert "script=" not in str(refused.value)
 
 
 def test_a_pickled_module_shows_its_instance_norms(
