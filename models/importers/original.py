@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -138,6 +139,7 @@ def import_original(
         state=state,
         assumptions=(
             *_assumptions(found, script, recipe, dropped, held),
+            *_about_padding(padding, recipe, options),
             *_about_unread(() if pickled is None else pickled.unread),
             *([f"the prefix {prefix!r} of all keys was removed"] if prefix else ()),
         ),
@@ -298,6 +300,7 @@ def _architecture(state: dict[str, Tensor], found: Found, recipe: Recipe) -> FNO
             block = ("norm", "spectral", "norm", "mlp", "skip", "activation")
     elif recipe.norm == "instance":
         block = ("norm", "spectral", "norm", "skip", "activation")
+    last = block or ("spectral", "skip", "activation") if recipe.last_activation else ()
     return FNOArchitecture(
         in_channels=found.channels - grid_channels,
         out_channels=state["projection.linears.1.weight"].shape[0],
@@ -313,6 +316,7 @@ def _architecture(state: dict[str, Tensor], found: Found, recipe: Recipe) -> FNO
         domain_padding=DomainPadding(points=recipe.padding) if any(recipe.padding) else None,
         mode_placement="corners_overwrite",
         block=block,
+        last_block=last,
     )
 
 
@@ -333,7 +337,8 @@ def _assumptions(
         "the network is PDEBench's (--format original: one of the original scripts)"
         if script == "pdebench"
         else f"the network follows the script {script} (script=..)",
-        f"its activation is {recipe.activation}, after every Fourier layer but the last (activation=..)",
+        f"its activation is {recipe.activation}, after every Fourier layer"
+        f"{'' if recipe.last_activation else ' but the last'} (activation=.., last_activation=..)",
         f"the activation inside its {parts} is {recipe.mlp_activation} (mlp_activation=..)",
         f"zeros are padded after the last point of each axis: {list(recipe.padding)} points (padding=..)",
         f"{norms[recipe.norm]} (norm=..)",
@@ -379,6 +384,15 @@ def _assumptions(
             why = "WARNING: training ran them (norm=batch uses them)"
         lines.append(f"{unused[0]} and the other batch norms are ignored: {why}")
     return tuple(lines)
+
+
+def _about_padding(held: Any, recipe: Recipe, options: Options) -> tuple[str, ...]:
+    """What the attribute `padding` of a pickled network leaves open: whether forward uses it, and on which axes."""
+    if not held or all(recipe.padding) or options.given.get("padding") is not None:
+        return ()
+    return (
+        f"the pickled network holds padding={held!r}; the file does not show which axes it pads (padding=..)",
+    )
 
 
 def _about_unread(names: tuple[str, ...]) -> tuple[str, ...]:

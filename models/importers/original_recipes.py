@@ -35,8 +35,8 @@ _SCRIPTS: dict[int, tuple[Script, ...]] = {
 class Recipe:
     """The choices of a script that its state dict does not show.
 
-    `mlp_activation` is between the maps of the channel MLPs and of the projection; None: `activation`. `padding` is
-    in points, one entry per axis. `coordinates` are the ends of each axis; None: 0 and 1. `layout` is the order of the
+    `last_activation`: the activation follows the last Fourier layer, too. `mlp_activation` is between the maps of the
+    channel MLPs and of the projection; None: `activation`. `padding` is in points, one entry per axis. `coordinates` are the ends of each axis; None: 0 and 1. `layout` is the order of the
     channels in a spectral weight.
     """
 
@@ -48,6 +48,7 @@ class Recipe:
     grid_place: Literal["after", "before"] = "after"
     coordinates: tuple[tuple[float, float], ...] | None = None
     mlp_activation: Activation | None = None
+    last_activation: bool = False
     layout: Layout = "in-out"
 
 
@@ -196,9 +197,15 @@ def overridden(recipe: Recipe, found: Found, options: Options) -> Recipe:
             f"{', '.join(sorted(given))} is about coordinates that the server adds, but with grid=none it adds none: "
             "leave it out, or choose the coordinates with --set grid=endpoints"
         )
+    if grid != "none" and found.channels <= found.n_dim:
+        raise ImportRefused(
+            f"the network takes {found.channels} channels, expected a field and {found.n_dim} coordinates: if it takes fields "
+            "without coordinates, say --set grid=none"
+        )
     return Recipe(
         activation=activation,
         mlp_activation=activation_of(of_mlps, "mlp_activation"),
+        last_activation=options.choice("last_activation", ("false", "true"), "false") == "true",
         padding=padding,
         norm=options.choice("norm", norms, recipe.norm),
         grid=grid,

@@ -78,6 +78,7 @@ class Script(nn.Module):
         flat_skips: bool = False,
         out_in: bool = False,
         complex_pairs: bool = True,
+        last_activation: bool = False,
     ) -> None:
         super().__init__()
         n = len(modes)
@@ -85,6 +86,7 @@ class Script(nn.Module):
         self.pads = padding or (0,) * n
         self.activation, self.grid_order, self.grid_place = activation, grid_order, grid_place
         self.grid_end, self.flat_skips = grid_end, flat_skips or generation == "A"
+        self.n_activations = n_layers if last_activation else n_layers - 1
         conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[n - 1]
         lifting = nn.Linear(channels + n, width)
         if generation == "C":
@@ -129,7 +131,7 @@ class Script(nn.Module):
         y = y + skip(flat).view_as(y)
         if self.norm == "batch":
             y = getattr(self, f"bn{i}")(y)
-        return self.activation(y) if i < self.n_layers - 1 else y
+        return self.activation(y) if i < self.n_activations else y
 
     def _with_grid(self, x: torch.Tensor) -> torch.Tensor:
         if self.grid_place == "caller":

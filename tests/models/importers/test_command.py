@@ -159,7 +159,7 @@ def test_script_checkpoints_take_settings_and_are_reported_as_unproven(
     assert run(repository, tmp_path / "fno.pt", *settings, *channels, *physical) == 0
     said = capsys.readouterr().out
     assert "input: --input-mean 7 --input-std 3\n" in said
-    assert "activation is tanh, after every Fourier layer but the last (activation=..)" in said
+    assert "activation is tanh, after every Fourier layer but the last (activation=" in said
     assert "the original library was not run: --set overrides" in said
     assert "does not show that the architecture was understood" in said
     loaded = load_model(repository / "model")

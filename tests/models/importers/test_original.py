@@ -63,6 +63,10 @@ SCRIPTS: list[tuple[str, int, dict[str, object], dict[str, str]]] = [
     ("C", 1, {"norm": "batch"}, {"norm": "batch"}),
     ("C", 2, {"norm": "batch", "padding": (9, 9), "activation": F.relu}, {"script": "fourier_2d", "norm": "batch", "activation": "relu"}),
     ("B", 2, {"norm": "instance", "padding": (3, 0)}, {"script": "fourier_2d", "norm": "instance", "padding": "3,0"}),
+    ("B", 1, {"last_activation": True}, {"script": "fourier_1d", "last_activation": "true"}),
+    ("B", 2, {"norm": "instance", "last_activation": True}, {"script": "fourier_2d_time", "last_activation": "true"}),
+    ("B", 3, {"norm": "batch", "last_activation": True}, {"script": "fourier_3d", "padding": "0", "last_activation": "true"}),
+    ("C", 2, {"padding": (9, 9), "last_activation": True}, {"script": "fourier_2d", "last_activation": "true"}),
     ("B", 2, {"grid_order": "xy", "grid_place": "before"}, {"script": "fourier_2d", "padding": "0", "grid_order": "xy", "grid_place": "before"}),
 ]  # fmt: skip
 
@@ -314,7 +318,7 @@ def test_activation_modules_in_a_pickled_module_are_used(
     torch.save(model, tmp_path / "model.pt")
     imported = convert(read_checkpoint(tmp_path / "model.pt"), Options({**BURGERS}))
     assert (
-        "its activation is leaky_relu(0.2), after every Fourier layer but the last (activation=..)"
+        "its activation is leaky_relu(0.2), after every Fourier layer but the last (activation=.., last_activation=..)"
         in imported.assumptions
     )
     assert_parity(imported, model, size)
@@ -362,7 +366,7 @@ def test_mlps_of_2022_keep_gelu_with_another_activation_around_them(
     checkpoint = read_checkpoint(saved_script(model, tmp_path, monkeypatch))
     imported = convert(checkpoint, Options({**DARCY}))
     for line in (
-        f"its activation is {ours}, after every Fourier layer but the last (activation=..)",
+        f"its activation is {ours}, after every Fourier layer but the last (activation=.., last_activation=..)",
         "the activation inside its channel MLPs and projection is gelu (mlp_activation=..)",
         f"the pickled network holds the activations activation={ours}; the file does not show where they are used",
     ):
@@ -532,6 +536,21 @@ def test_the_padding_of_a_network_inside_a_wrapper_is_used(
     assert_parity(convert(checkpoint, Options({**DARCY, "padding": "4,4"})), model, size)
 
 
+@pytest.mark.parametrize(("script", "n"), [("fourier_2d_time", 2), ("fourier_3d", 3)])
+def test_padding_that_a_pickled_network_holds_and_its_script_uses_on_no_or_one_axis_is_told(
+    script: str, n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, size = drawn("B", n, {"padding": (5,) * n})
+    model.padding = 5
+    checkpoint = read_checkpoint(saved_script(model, tmp_path, monkeypatch))
+    said = convert(checkpoint, Options({"script": script})).assumptions
+    told = "the pickled network holds padding=5; the file does not show which axes it pads (padding=..)"
+    assert told in said
+    imported = convert(checkpoint, Options({"script": script, "padding": "5"}))
+    assert told not in imported.assumptions
+    assert_parity(imported, model, size)
+
+
 @pytest.mark.parametrize(
     ("change", "said", "says"),
     [
@@ -546,6 +565,11 @@ def test_the_padding_of_a_network_inside_a_wrapper_is_used(
             {},
             {"grid": "none", "coordinates": "0:2"},
             "coordinates is about .* with grid=none it adds none",
+        ),
+        (
+            {"fc0.weight": torch.zeros(4, 2)},
+            {},
+            "takes 2 channels, expected a field and 2 .*--set grid=none",
         ),
         ({}, {"padding": "1,2,3"}, "padding has 3 entries, expected 2"),
         ({}, {"padding": "-3"}, "padding must be whole numbers from 0, like 9,9, not '-3'"),
