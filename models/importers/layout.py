@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -148,6 +149,15 @@ def inside_wrapper(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tens
             "network alone, torch.save(network.state_dict(), path)"
         )
     return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+
+
+def about_wrapper(prefix: str) -> str:
+    """Return a sentence for the report about a prefix that `inside_wrapper` removed."""
+    said = f"the prefix {prefix!r} of all keys was removed"
+    if re.fullmatch(r"((module|_orig_mod)\.)+", prefix):
+        # DataParallel, DistributedDataParallel, AveragedModel and torch.compile compute what the network does
+        return said
+    return f"{said}: what its module computes around the network, such as a residual or a scaling, is left out"
 
 
 def fold_scale(weight: Tensor, bias: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:

@@ -28,6 +28,7 @@ from turbofno.models.core.architecture import (
 from turbofno.models.core.architecture import PositionalGrid as Positions
 from turbofno.models.importers.layout import (
     Tensors,
+    about_wrapper,
     corner_count,
     fold_scale,
     inside_wrapper,
@@ -141,7 +142,7 @@ def import_original(
             *_assumptions(found, script, recipe, dropped, held),
             *_about_padding(padding, recipe, options),
             *_about_unread(() if pickled is None else pickled.unread),
-            *([f"the prefix {prefix!r} of all keys was removed"] if prefix else ()),
+            *([about_wrapper(prefix)] if prefix else ()),
         ),
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from turbofno.models.importers.layout import Tensors, inside_wrapper
+from turbofno.models.importers.layout import Tensors, about_wrapper, inside_wrapper
 from turbofno.models.importers.neuraloperator.network import Network
 from turbofno.models.importers.neuraloperator.pickled import settings_of
 from turbofno.models.importers.neuraloperator.settings import read_settings
@@ -69,7 +69,7 @@ def _read(
     arch = network.architecture
     assumptions = settings.assumptions
     if prefix:
-        assumptions.append(f"the prefix {prefix!r} of all keys was removed")
+        assumptions.append(about_wrapper(prefix))
     if arch.odd_axes_rolled:
         assumptions.append(
             f"on axes of odd size except the last, frequencies are returned one too low, as in {settings.release} "

@@ -15,7 +15,7 @@ from turbofno.models.core.architecture import (
     Skip,
 )
 from turbofno.models.importers.activations import activation_of
-from turbofno.models.importers.layout import Tensors, as_real
+from turbofno.models.importers.layout import Tensors, as_real, corner_count
 from turbofno.models.importers.neuraloperator.arguments import (
     block_steps,
     counts,
@@ -234,6 +234,15 @@ class Network:
 
     def _stored_weights(self) -> list[StoredWeight]:
         layers = [f"weight.{i}" if self._old else f"{i}.weight" for i in range(self._n_layers)]
+        corners = self._n_layers * corner_count(self._n_dim)
+        if (
+            self._old
+            and self._tensors.count_below("fno_blocks.convs.weight.") == corners != self._n_layers
+        ):
+            raise ImportRefused(
+                f"fno_blocks.convs.weight has {corners} tensors for {self._n_layers} layers, one for each corner of the "
+                "spectrum, as in releases of neuraloperator before 0.3.0, which are not supported"
+            )
         if self._old and not self._tensors.has_below("fno_blocks.convs.weight.0."):
             # joint_factorization: one tensor for all layers
             layers = ["weight"]

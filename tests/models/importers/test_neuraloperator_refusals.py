@@ -144,6 +144,18 @@ def test_other_models_are_named() -> None:
     refuse(of(TheirFNO(**SMALL)), {"_name": "SFNO"}, "SFNO")
 
 
+def test_a_weight_for_each_corner_is_of_an_earlier_release() -> None:
+    layers = 2
+    tensors = of(TheirFNO(**SMALL, n_layers=layers))
+    biases = [tensors.pop(f"fno_blocks.convs.{i}.bias") for i in range(layers)]
+    dense = [tensors.pop(f"fno_blocks.convs.{i}.weight.tensor") for i in range(layers)]
+    tensors["fno_blocks.convs.bias"] = torch.stack(biases)
+    corners = [corner for weight in dense for corner in weight.chunk(2, dim=2)]
+    for i, corner in enumerate(corners):
+        tensors[f"fno_blocks.convs.weight.{i}.tensor"] = corner
+    refuse(tensors, None, f"{2 * layers} tensors for {layers} layers.* before 0.3.0")
+
+
 def test_a_spherical_weight_is_refused_without_metadata() -> None:
     tensors = of(TheirFNO(**SMALL))
     for name, tensor in tensors.items():
