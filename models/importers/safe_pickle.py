@@ -356,7 +356,8 @@ def _named(module: Any, name: Any, *, is_activation: bool = False) -> Named:
     if not listed and not (is_activation and may_name_activation(module, name)):
         raise ImportRefused(
             f"the file refers to {module}.{name}, which is not on the list of names in FNO checkpoints; nothing was run. "
-            f"If the file is your own, save the tensors only: {SAVE_TENSORS}"
+            "If the file is your own, save its state dict, torch.save(model.state_dict(), path); if that is refused, too, "
+            f"save the tensors only: {SAVE_TENSORS}"
         )
     return Named(module, name)
 

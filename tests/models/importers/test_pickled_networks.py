@@ -226,6 +226,22 @@ def test_the_advice_about_other_names_holds(tmp_path: Path) -> None:
     assert_parity(imported, FIELDS, outputs(theirs, FIELDS))
 
 
+class Around(torch.nn.Module):
+    """A module of the user's own."""
+
+    def __init__(self, network: torch.nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+
+def test_the_advice_about_a_module_of_the_users_own_keeps_the_arguments(tmp_path: Path) -> None:
+    theirs = spread(TheirFNO(**PLAIN, norm="instance_norm", domain_padding=0.25))
+    with pytest.raises(ImportRefused, match=r"Around, which is not on the list") as refusal:
+        pickled(Around(theirs), tmp_path)
+    imported = pickled(advised(refusal.value, Around(theirs)), tmp_path)
+    assert_parity(imported, FIELDS, outputs(theirs, FIELDS))
+
+
 def test_the_advice_about_classes_of_the_users_own_holds(tmp_path: Path) -> None:
     with mock.patch.dict(BaseModel._models):  # the class registers itself there
 
