@@ -167,6 +167,9 @@ def recipe_of(found: Found, script: Script) -> Recipe:
             return replace(recipe, grid_order="xy")
         # Its coordinates are input channels: they precede the data, and time is 1/n, 2/n, .., 1.
         return replace(recipe, grid="none") if script == "fourier_3d" else recipe
+    if found.generation == "B" and found.batch_norm_ran:
+        # Only scripts before gelu and padding ran them.
+        return Recipe("relu", none, norm="batch")
     if script == "fourier_2d":
         return Recipe("gelu", (9, 9), norm=batch)
     if script == "fourier_3d":
