@@ -63,7 +63,7 @@ _IN_AN_MLP = re.compile(r"(.*\.)?(mlp\d+|q)\.")
 
 def recognises(keys: Collection[str]) -> bool:
     """True if these are keys of an original script or a descendant."""
-    return bool(_wrappers(keys))
+    return bool(_wrappers([_numbered(key) for key in keys]))
 
 
 def import_original(
@@ -86,6 +86,9 @@ def import_original(
     Raises:
         ImportRefused: keys or shapes of no such script, or of several; unknown settings.
     """
+    numbered = {_numbered(key): tensor for key, tensor in tensors.items()}
+    if len(numbered) == len(tensors):
+        tensors = numbered
     prefix = min(_wrappers(tensors), key=len, default="")
     plain = inside_wrapper(tensors, prefix)
     found = find(plain)
@@ -158,6 +161,11 @@ def _only(held: Mapping[str, str], setting: str, options: Options) -> str | None
             f"show where each is used; only one is supported: choose it with --set {setting}=.."
         )
     return names[0]
+
+
+def _numbered(key: str) -> str:
+    """The key of a layer in the ModuleLists `convs` and `ws` of descendants, as the scripts number their layers."""
+    return re.sub(r"(^|\.)(conv|w)s\.(\d+)\.", r"\1\2\3.", key)
 
 
 def _wrappers(keys: Collection[str]) -> set[str]:

@@ -440,6 +440,20 @@ def test_prefixes_of_wrappers_are_removed(tmp_path: Path) -> None:
         assert_parity(convert(checkpoint, Options({**DARCY})), model, size)
 
 
+def test_layers_in_lists_are_those_of_the_scripts(tmp_path: Path) -> None:
+    model, size = drawn("B", 2, {"padding": (9, 9)})
+    state = model.state_dict()
+    listed = {re.sub(r"^(conv|w)(\d)", r"conv.\1s.\2", key): t for key, t in state.items()}
+    listed = {f"conv.{key.removeprefix('conv.')}": t for key, t in listed.items()}
+    assert {"conv.fc0.weight", "conv.convs.0.weights1", "conv.ws.0.bias"} <= listed.keys()
+    torch.save({"state_dict": listed}, tmp_path / "model.ckpt")
+    checkpoint = read_checkpoint(tmp_path / "model.ckpt")
+    assert_parity(convert(checkpoint, Options({**DARCY})), model, size)
+    twice = {**state, "convs.0.weights1": torch.ones(1)}
+    with pytest.raises(ImportRefused, match=r"unsupported tensors, convs\.0\.weights1"):
+        import_original(twice, Options({**DARCY}))
+
+
 def test_other_keys_and_networks_beside_it_are_told() -> None:
     model, size = drawn("B", 1, {})
     averaged = torch.optim.swa_utils.AveragedModel(model).state_dict()
