@@ -45,7 +45,7 @@ _UNSUPPORTED = (
     (r"(^|\.)residual_model\.fno_blocks\.", "a UQNO"),
     (r"(^|\.)unet\d", "a U-FNO"),
     (r"(^|\.)b0\.weight$", "a Geo-FNO with deformed coordinates"),
-    (r"fourier_weight\.\d", "a factorised FNO with a transform per axis (F-FNO)"),
+    (r"fourier_weight\.\d", "a network of fourierflow, such as a factorised FNO (F-FNO)"),
     (r"(^|\.)spectral_list\.", "the FNO of the CNO and Poseidon baselines"),
     (r"(^|\.)sp_convs\.", "a PINO"),
     (r"\.fourier[12]\.weights", "a PDEArena FourierResNet"),

@@ -164,8 +164,8 @@ def _only(held: Mapping[str, str], setting: str, options: Options) -> str | None
 
 
 def _numbered(key: str) -> str:
-    """The key of a layer in the ModuleLists `convs` and `ws` of descendants, as the scripts number their layers."""
-    return re.sub(r"(^|\.)(conv|w)s\.(\d+)\.", r"\1\2\3.", key)
+    """The key of a layer in the ModuleLists convs, ws and bns of descendants, as the scripts number their layers."""
+    return re.sub(r"(^|\.)(conv|w|bn)s\.(\d+)\.", r"\1\2\3.", key)
 
 
 def _wrappers(keys: Collection[str]) -> set[str]:

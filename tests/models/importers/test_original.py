@@ -440,10 +440,11 @@ def test_prefixes_of_wrappers_are_removed(tmp_path: Path) -> None:
         assert_parity(convert(checkpoint, Options({**DARCY})), model, size)
 
 
-def test_layers_in_lists_are_those_of_the_scripts(tmp_path: Path) -> None:
-    model, size = drawn("B", 2, {"padding": (9, 9)})
+@pytest.mark.parametrize("does", [{"padding": (9, 9)}, {"norm": "batch", "activation": F.relu}])
+def test_layers_in_lists_are_those_of_the_scripts(does: dict[str, Any], tmp_path: Path) -> None:
+    model, size = drawn("B", 2, does)
     state = model.state_dict()
-    listed = {re.sub(r"^(conv|w)(\d)", r"conv.\1s.\2", key): t for key, t in state.items()}
+    listed = {re.sub(r"^(conv|w|bn)(\d)", r"conv.\1s.\2", key): t for key, t in state.items()}
     listed = {f"conv.{key.removeprefix('conv.')}": t for key, t in listed.items()}
     assert {"conv.fc0.weight", "conv.convs.0.weights1", "conv.ws.0.bias"} <= listed.keys()
     torch.save({"state_dict": listed}, tmp_path / "model.ckpt")
