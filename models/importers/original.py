@@ -12,6 +12,7 @@ can override each. The generations, by their keys:
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -400,7 +401,7 @@ def _about_padding(held: Any, recipe: Recipe, options: Options) -> tuple[str, ..
     if not held or all(recipe.padding) or options.given.get("padding") is not None:
         return ()
     return (
-        f"the pickled network holds padding={held!r}; the file does not show which axes it pads (padding=..)",
+        f"the pickled network holds padding={reprlib.repr(held)}; the file does not show which axes it pads (padding=..)",
     )
 
 
