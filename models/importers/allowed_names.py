@@ -33,6 +33,8 @@ _EXACT: dict[str, set[str]] = {
     "torch._VariableFunctions": {"tanh", "sin", "cos", "erf", "relu", "celu", "selu", "sigmoid"},
     # in a DistributedDataParallel that was saved whole
     "torch.distributed.algorithms.join": {"_JoinConfig"},
+    # a script's arguments in a training state
+    "argparse": {"Namespace"},
     "collections": {"OrderedDict", "defaultdict"},
     "copyreg": {"_reconstructor"},
     "copy_reg": {"_reconstructor"},

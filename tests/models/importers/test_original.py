@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import math
 import random
@@ -453,6 +454,15 @@ def test_layers_in_lists_are_those_of_the_scripts(does: dict[str, Any], tmp_path
     twice = {**state, "convs.0.weights1": torch.ones(1)}
     with pytest.raises(ImportRefused, match=r"unsupported tensors, convs\.0\.weights1"):
         import_original(twice, Options({**DARCY}))
+
+
+def test_the_arguments_of_the_script_in_a_training_state_are_not_read(tmp_path: Path) -> None:
+    model, size = drawn("C", 1, {})
+    arguments = argparse.Namespace(lr=1e-3, folder=tmp_path)
+    torch.save({"args": arguments, "model": model.state_dict()}, tmp_path / "training.pt")
+    checkpoint = read_checkpoint(tmp_path / "training.pt")
+    assert checkpoint.read_from == ("training.pt", "entry model (not read: args)")
+    assert_parity(convert(checkpoint, Options()), model, size)
 
 
 def test_other_keys_and_networks_beside_it_are_told() -> None:
