@@ -36,8 +36,8 @@ class Recipe:
     """The choices of a script that its state dict does not show.
 
     `last_activation`: the activation follows the last Fourier layer, too. `mlp_activation` is between the maps of the
-    channel MLPs and of the projection; None: `activation`. `padding` is in points, one entry per axis. `coordinates` are the ends of each axis; None: 0 and 1. `layout` is the order of the
-    channels in a spectral weight.
+    channel MLPs and of the projection; None: `activation`. `padding` is in points, one entry per axis. `coordinates` are
+    the ends of each axis; None: 0 and 1. `layout` is the order of the channels in a spectral weight.
     """
 
     activation: Activation
