@@ -167,6 +167,32 @@ def gpu_models(rows: list[Row]) -> list[str]:
     ]
 
 
+def gpu_gradients(rows: list[Row]) -> list[str]:
+    """The section of gradients: times, speed-ups, errors."""
+    table = []
+    for of in _by(rows, "model", "batch"):
+        own, eager = _find(of, "turbofno"), _find(of, "eager")
+        table.append(
+            [
+                *(of[0]["model"], of[0]["batch"]),
+                *(_of(own, "ms"), _of(eager, "ms"), _ratio(eager, own)),
+                *(_of(row, "relative L2 error") for row in (own, eager)),
+            ]
+        )
+    return [
+        "## Gradients on a GPU",
+        "",
+        *measured_on(rows[0]),
+        "Milliseconds of a vector-Jacobian product, with the output, of trained networks on their training grids: as `:vjp`",
+        "computes it, and by PyTorch eager and its autograd in strict float32. Relative L2 error against float64, of gradient and",
+        "output.",
+        "",
+        *markdown(
+            ["model", "batch", "ms", "eager, ms", "x eager", "error", "eager's error"], table
+        ),
+    ]
+
+
 def gpu_imported(rows: list[Row]) -> list[str]:
     """The section of imported networks: times of both libraries, speed-ups, errors."""
     times, errors = [], []
@@ -532,6 +558,7 @@ def document(results: Path = RESULTS) -> str:
     for name, section in (
         ("gpu_layers", gpu_layers),
         ("gpu_models", gpu_models),
+        ("gpu_gradients", gpu_gradients),
         ("gpu_imported", gpu_imported),
         ("gpu_drawn", gpu_drawn),
         ("gpu_plans", gpu_plans),

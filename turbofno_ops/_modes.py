@@ -49,9 +49,10 @@ def column_weights(
     It is 2, for a column and its mirror image, but 1 for the DC column and, for even sizes, the Nyquist column.
     """
     weights = torch.full((count,), 2.0, dtype=dtype, device=device)
-    weights[0] = 1.0
+    # on a GPU an assignment would copy the number from the CPU, which a CUDA graph refuses
+    weights[0].fill_(1.0)
     if size % 2 == 0 and count == size // 2 + 1:
-        weights[-1] = 1.0
+        weights[-1].fill_(1.0)
     return weights
 
 

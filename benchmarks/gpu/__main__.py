@@ -16,7 +16,7 @@ from benchmarks.timing import RESULTS
 Measure = Callable[[], Iterable[dict[str, object]]]
 
 PARTS = (
-    *("layers", "models", "heatmap", "imported", "drawn", "plans"),
+    *("layers", "models", "gradients", "heatmap", "imported", "drawn", "plans"),
     *("ladder", "fft", "trust", "ntt"),
 )
 _LADDER_SECONDS = 0.05
@@ -36,6 +36,10 @@ def _measured(part: str, bandwidth: float, arguments: argparse.Namespace) -> dic
 
         alike = {"compiled": compiled, "seconds": seconds / 2}
         return {x.name: partial(models.measure, x, **alike) for x in models.cases()}
+    if part == "gradients":
+        from benchmarks.gpu import gradients
+
+        return {x: partial(gradients.measure, x, seconds=seconds) for x in gradients.NAMES}
     if part == "imported":
         from benchmarks.gpu import imported
 

@@ -71,11 +71,14 @@ class Forward:
         self.chain: CompiledFNO | None = None
         """On a GPU, if the model is a chain of kernels."""
         self._graphs: ModuleGraphs | None = None
+        self._gradients: ModuleGraphs | None = None
         # On a CPU the chain is no faster than the module.
         if self._on_gpu:
-            # one limit for the graphs of chain and module
+            # one limit for the graphs of chain, module and gradients
             graphs = GraphCache(_MOST_GRAPHS + MOST_GRAPHS)
             self._graphs = ModuleGraphs(module, device, max_batch=max_batch, graphs=graphs)
+            vjp = partial(gradient.vjp_of_fields, module, module.arch.in_channels)
+            self._gradients = ModuleGraphs(vjp, device, max_batch=max_batch, graphs=graphs)
             try:
                 self.chain = compile_fno(
                     module.description(),
@@ -127,11 +130,21 @@ class Forward:
 
     def vjp(self, rows: torch.Tensor, shapes: VjpShapes) -> tuple[torch.Tensor, Ran]:
         """See `gradient.vjp`; through the module, whose layers are differentiable, always in float32."""
+        grid = shapes.input[1:]
+        execution: Execution = "module"
         with self._in_fp32():
-            answer = gradient.vjp(self._module, rows, shapes)
+            if self._gradients is not None and grid == shapes.output[1:]:
+                try:
+                    answer = self._gradients(rows.view(len(rows), -1, *grid)).flatten(1)
+                    execution = "graph"
+                except GraphRefused as refusal:
+                    self._log("has gradients layer by layer", str(refusal))
+            if execution == "module":
+                # Not in the handler, where the exception keeps memory.
+                answer = gradient.vjp(self._module, rows, shapes)
         if not self._on_gpu:
             _gaps.give_back()
-        return answer, Ran(last_backend(), "fp32", "module")
+        return answer, Ran(last_backend(), "fp32", execution)
 
     def measure_gradient(self, field: torch.Tensor) -> GradientMemory:
         """Memory for the gradient of a field [1, in_channels, *grid]. Raises NotDifferentiable."""
@@ -142,15 +155,19 @@ class Forward:
     def device_bytes(self) -> int:
         """Device memory of the compiled chain and all graphs."""
         chain = 0 if self.chain is None else self.chain.device_bytes()
-        return chain + (0 if self._graphs is None else self._graphs.nbytes)
+        return chain + sum(graphs.nbytes for graphs in self._module_graphs)
 
     def clear(self) -> None:
         """Free captured graphs and recordings."""
         self._replays.clear()
         if self.chain is not None:
             self.chain.clear()
-        if self._graphs is not None:
-            self._graphs.clear()
+        for graphs in self._module_graphs:
+            graphs.clear()
+
+    @property
+    def _module_graphs(self) -> list[ModuleGraphs]:
+        return [one for one in (self._graphs, self._gradients) if one is not None]
 
     @contextmanager
     def _in_fp32(self) -> Iterator[None]:

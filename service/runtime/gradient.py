@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from turbofno.service.engine.vjp import VjpShapes
 from turbofno.service.errors import NotDifferentiable
-
-if TYPE_CHECKING:
-    from turbofno.service.engine.vjp import VjpShapes
 
 
 class GradientMemory(NamedTuple):
@@ -40,6 +38,13 @@ def vjp(module: torch.nn.Module, rows: torch.Tensor, shapes: VjpShapes) -> torch
         power = _power_of_two(cotangent)
         gradient = _backward(output, field, cotangent / power) * power
         return torch.cat([gradient.flatten(1), output.detach().flatten(1)], dim=1)
+
+
+def vjp_of_fields(module: torch.nn.Module, in_channels: int, x: torch.Tensor) -> torch.Tensor:
+    """`vjp` without flattening: input and cotangent [n, in_channels + out_channels, *grid] -> gradient and output, alike."""
+    grid = tuple(x.shape[2:])
+    shapes = VjpShapes((in_channels, *grid), (x.shape[1] - in_channels, *grid))
+    return vjp(module, x.flatten(1), shapes).view_as(x)
 
 
 def measure(module: torch.nn.Module, field: torch.Tensor) -> GradientMemory:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import math
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +19,9 @@ from tests.service.runtime.test_repository import random_fields, request, runnin
 from tests.service.tiny import save_tiny, tiny_config
 from turbofno.models.core.checkpoint import save_model
 from turbofno.models.core.fno import FNO
+from turbofno.service.engine.vjp import VjpShapes
 from turbofno.service.runtime import forward as forward_module
-from turbofno.service.runtime import model_instance, replays
+from turbofno.service.runtime import gradient, model_instance, replays
 from turbofno.service.runtime.device_pipeline import DevicePipeline, HostPipeline
 from turbofno.service.runtime.forward import Forward, Ran
 from turbofno.service.runtime.model_instance import ModelInstance
@@ -105,7 +108,7 @@ def test_chain_and_graphs_share_one_limit(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(forward_module, "compile_fno", compiled)
     pretend_stream(monkeypatch)
     forward, _ = tiny_forward()
-    assert given == [forward._graphs.graphs]
+    assert given == [forward._graphs.graphs] == [forward._gradients.graphs]
     assert isinstance(given[0], GraphCache)
 
 
@@ -122,7 +125,7 @@ def test_chain_runs_on_supported_grids_and_the_module_on_others(chain: FakeChain
     assert ran.backend in {"gemm", "reference"}
     assert ran[2:] == ("graph", "no table for torch.Size([20])")
     assert {block.precision for block in module.blocks} == {"bf16"}
-    assert forward.device_bytes == 82
+    assert forward.device_bytes == 87
     forward.clear()
     assert chain.cleared == 1
 
@@ -155,9 +158,10 @@ def test_model_without_a_chain_runs_as_a_graph_and_logs_it_once(
     forward, ran, said = run_three_times(caplog)
     assert said == ["model tiny-1d is no chain of kernels: it has a norm"]
     assert ran[2:] == ("graph", "it has a norm")
-    assert forward.device_bytes == 5
+    kinds = forward._graphs, forward._gradients
+    assert forward.device_bytes == 5 * len(kinds)
     forward.clear()
-    assert forward._graphs.cleared == 1
+    assert [graphs.cleared for graphs in kinds] == [1, 1]
 
 
 @pytest.mark.usefixtures("no_chain")
@@ -168,6 +172,26 @@ def test_model_without_a_graph_runs_layer_by_layer_and_logs_it_once(
     _, ran, said = run_three_times(caplog)
     assert said[1:] == ["model tiny-1d runs layer by layer: it asks for a value"]
     assert ran[2:] == ("module", "it has a norm; it asks for a value")
+
+
+@pytest.mark.usefixtures("chain")
+def test_gradients_run_as_a_graph_or_layer_by_layer_which_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    forward, module = tiny_forward()
+    arch = module.arch
+    shapes = VjpShapes((arch.in_channels, 16), (arch.out_channels, 16))
+    rows = torch.randn(3, sum(shapes.split))
+    expected = gradient.vjp(module, rows, shapes)
+    ran = []
+    for refused in ("", "it asks for a value", "it asks for a value"):
+        monkeypatch.setattr(FakeGraphs, "refused", refused)
+        answer, how = forward.vjp(rows, shapes)
+        torch.testing.assert_close(answer, expected)
+        ran.append((how.precision, how.execution))
+    assert ran == [("fp32", "graph"), ("fp32", "module"), ("fp32", "module")]
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["model tiny-1d has gradients layer by layer: it asks for a value"]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -181,6 +205,7 @@ def test_batches_run_as_graphs_with_gradients_in_between(
     monkeypatch.setattr(forward_module, "ModuleGraphs", ModuleGraphs)
     torch.manual_seed(0)
     module = FNO(tiny_config().architecture).eval()
+    on_cpu, shapes = copy.deepcopy(module), VjpShapes((1, 16), (2, 16))
     batches = [random_fields(n, grid=grid) for grid in (16, 21) for n in (1, 3, 4, 2)]
     with torch.inference_mode():
         expected = [module(torch.from_numpy(batch)).numpy() for batch in batches]
@@ -194,6 +219,13 @@ def test_batches_run_as_graphs_with_gradients_in_between(
             assert answer.ran[2:] == ("graph", "it has a norm")
         with pipeline.in_turn():
             assert forward.measure_gradient(torch.randn(1, 1, 16, device=CUDA)).saved > 0
+        for n in (3, 5, 1):
+            rows = torch.randn(n, sum(shapes.split)).numpy()
+            answer = pipeline.start([rows], partial(forward.vjp, shapes=shapes))()
+            truth = gradient.vjp(on_cpu, torch.from_numpy(rows), shapes).numpy()
+            np.testing.assert_allclose(answer.fields, truth, rtol=1e-4, atol=1e-5)
+            answer.release()
+            assert answer.ran.execution == "graph"
     held = forward.device_bytes
     forward.clear()
     assert held > forward.device_bytes == 0
