@@ -14,6 +14,7 @@ from turbofno.models.core.checkpoint import WEIGHTS_FILE, load_model
 from turbofno.models.core.memory import activation_bytes
 from turbofno.models.core.registry import CONFIG_FILE, discover
 from turbofno.service.engine.interface import ModelStatus, RecoveryRecord, not_served
+from turbofno.service.engine.out_of_memory import out_of_memory, release_frames
 from turbofno.service.errors import NotFound, ServiceError, Unavailable
 from turbofno.service.runtime.forward import EXECUTIONS, Forward
 from turbofno.service.runtime.model_instance import ModelInstance
@@ -43,6 +44,9 @@ _INTERRUPTED = (
     "the engine ended while it loaded this model, and was restarted without it; load it again"
 )
 """Not retried automatically, since loading it may have killed the engine."""
+_NO_MEMORY = "there is not enough free memory to load it"
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+"""Seconds between attempts to load a model at start for which there is no memory; each is twice the one before."""
 
 
 @dataclass(slots=True)
@@ -133,13 +137,32 @@ class Repository:
         )
 
     async def load_all(self, locations: list[ModelLocation]) -> None:
-        """Load models in order; one that cannot be loaded becomes UNAVAILABLE with the reason."""
+        """Load models in order. One that cannot be loaded becomes UNAVAILABLE with the reason.
+
+        Only one for which there is no memory is tried again, until it is loaded or unloaded: other processes may free some.
+        """
+        left = await self._load_each(locations)
+        pause = _FIRST_PAUSE
+        while left:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+            left = await self._load_each(left)
+
+    async def _load_each(self, locations: list[ModelLocation]) -> list[ModelLocation]:
+        """Load what is wanted and does not serve yet. Returns those models for which there is no memory now."""
+        left = []
         async with self._lock:
             for location in locations:
+                key = location.name, location.version
+                if key not in self._required or self._entries[key].instance is not None:
+                    continue
                 try:
                     await self._load(location)
                 except Unavailable:
                     logger.warning("the service continues without model %s", location.name)
+                    if self._entries[key].reason == _NO_MEMORY:
+                        left.append(location)
+        return left
 
     async def load(self, name: str) -> None:
         """(Re)load every version of a model; the old instance serves until the new one is warm. Drops versions that are gone.
@@ -324,10 +347,14 @@ class Repository:
             raise
         except Exception as error:
             reason = error.message if isinstance(error, ServiceError) else str(error)
+            no_memory = out_of_memory(error)
             logger.error(
                 "model %s version %s cannot be loaded: %s", *key, reason,
-                exc_info=None if isinstance(error, ValueError | OSError) else error,
+                exc_info=None if no_memory or isinstance(error, ValueError | OSError) else error,
             )  # fmt: skip
+            if no_memory:
+                release_frames(error)
+                reason = _NO_MEMORY
             # Clients see the reason, but not the repository's path on this machine.
             reason = reason.replace(f"{self._settings.model_repository}/", "")
             if old is None:

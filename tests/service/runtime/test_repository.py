@@ -22,7 +22,7 @@ import torch
 from tests.service.http.asgi import serving
 from tests.service.tiny import rollable_module, save_rollable, save_tiny, tiny_config
 from tests.service.waiting import until
-from turbofno.models.core.checkpoint import save_model
+from turbofno.models.core.checkpoint import LoadedModel, load_model, save_model
 from turbofno.models.core.config import Channel
 from turbofno.models.core.fno import FNO
 from turbofno.service.engine.interface import Fields, PredictRequest, RolloutRequest
@@ -31,7 +31,7 @@ from turbofno.service.engine.runnable import ModelOutput
 from turbofno.service.errors import NotFound, Unavailable
 from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
-from turbofno.service.runtime import model_instance
+from turbofno.service.runtime import model_instance, repository
 from turbofno.service.runtime.forward import Forward
 from turbofno.service.runtime.model_instance import ModelInstance
 from turbofno.service.settings import Settings
@@ -216,16 +216,6 @@ def test_read_only_unaligned_fields_are_accepted(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_no_fields_give_no_fields(tmp_path: Path) -> None:
-    save_tiny(tmp_path)
-
-    async def main() -> None:
-        async with running(tmp_path) as (engine, _):
-            assert (await engine.predict(request(random_fields(0)))).fields.shape == (0, 2, 16)
-
-    asyncio.run(main())
-
-
 def test_broken_checkpoint_does_not_stop_the_others_and_can_be_repaired(tmp_path: Path) -> None:
     save_tiny(tmp_path)
     save_tiny(tmp_path, "other")
@@ -248,6 +238,50 @@ def test_broken_checkpoint_does_not_stop_the_others_and_can_be_repaired(tmp_path
             await engine.predict(request(random_fields(1), model="other"))
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("unloaded", [False, True])
+def test_a_model_without_memory_is_tried_again_until_it_is_loaded_or_unloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unloaded: bool
+) -> None:
+    for name in ("broken", "large", "tiny-1d"):
+        save_tiny(tmp_path, name)
+    (tmp_path / "broken" / "model.safetensors").write_bytes(b"")
+    free = asyncio.Event()
+    tried: list[str] = []
+
+    def load(path: Path, **options: Any) -> LoadedModel:
+        tried.append(path.name)
+        if path.name == "large" and not free.is_set():
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 82.00 MiB. GPU 0 .."
+            )
+        return load_model(path, **options)
+
+    monkeypatch.setattr(repository, "load_model", load)
+    monkeypatch.setattr(repository, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(repository, "_LONGEST_PAUSE", 0.02)
+
+    async def main() -> None:
+        async with running(tmp_path) as (engine, _):
+            await engine.predict(request(random_fields(1)))
+            await until(lambda: tried.count("large") > 3, 10)
+            with pytest.raises(Unavailable) as refused:
+                engine.config("large")
+            assert refused.value.message in {
+                "model 'large' is UNAVAILABLE (there is not enough free memory to load it)",
+                "model 'large' is LOADING",
+            }
+            if unloaded:
+                await engine.unload("large")
+            free.set()
+            loading = engine._loading
+            assert loading is not None
+            await asyncio.wait_for(loading, 10)
+            assert ("large", "1", "UNAVAILABLE" if unloaded else "READY") in states(engine)
+
+    asyncio.run(main())
+    assert (tried.count("broken"), tried.count("tiny-1d")) == (1, 1)
 
 
 def test_newest_version_answers_unless_another_is_named(tmp_path: Path) -> None:
