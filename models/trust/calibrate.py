@@ -84,7 +84,7 @@ def thresholds_of(model: LoadedModel, problem: Problem) -> Thresholds:
     """The values of the model's signals that 1 in 1000 fresh fields exceeds, on every evaluated grid.
 
     The distance is that of all fields that the model was trained on. The residual, which estimates the error, is that of
-    `evaluated` fields: the error of flows at t = 0 is 10 times the card's, and they would hide errors below theirs.
+    `evaluated` fields: errors of flows at t = 0 are larger than the card's, and would hide errors below theirs.
 
     Other grids than the training grid have fewer fields, which underestimate the tail, so no threshold is below that
     of the training grid.
