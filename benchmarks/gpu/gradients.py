@@ -23,7 +23,7 @@ _CALLS = 4
 _LARGEST_ERROR = 1e-4
 
 
-def measure(name: str, *, seconds: float, device: str = "cuda") -> Iterator[dict[str, object]]:
+def measure(name: str, *, seconds: float, device: str = "cuda:0") -> Iterator[dict[str, object]]:
     """The rows of one network at every batch. Raises RuntimeError if our result is wrong."""
     # gradients need weights that were made outside of inference mode
     with torch.inference_mode(mode=False):
