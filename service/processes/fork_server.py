@@ -160,7 +160,12 @@ def serve(listener: socket.socket, parent: int) -> int:
             launch = Launch.load(connection.recv(size, socket.MSG_WAITALL))
             logs.configure(launch.settings, process="fork-server")
             # Front ends come first, and do not wait for PyTorch. What fails is logged before the connection ends.
-            run = _imported(launch)
+            try:
+                run = _imported(launch)
+            except ImportError as error:
+                logger.critical("cannot start: %s; install the package again", error, exc_info=True)
+                # The next one would lack it, too.
+                run = partial(int, os.EX_CONFIG)
             keep_imports()
             if _forked(connection):
                 break

@@ -172,6 +172,21 @@ def test_what_cannot_be_imported_is_said_by_the_fork_server(tmp_path: Path) -> N
     assert any("ended; starting it again" in line for line in errors)
 
 
+def test_a_package_that_is_not_installed_fails_the_start(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    fault = """
+from turbofno.service.processes import fork_server
+def lacking(_):
+    import turbofno.missing
+fork_server._imported = lacking
+"""
+    with running(tmp_path, fault=fault) as service:
+        assert service.process.wait(60) == 1
+    (line, *_) = [line for line in service.log if "CRITICAL" in line]
+    assert "cannot start: No module named 'turbofno.missing'; install the package again" in line
+    assert not [line for line in service.log if "starting it again" in line]
+
+
 def test_a_stop_at_the_start_is_no_error(tmp_path: Path) -> None:
     fault = """
 import time
