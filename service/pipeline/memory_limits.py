@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline.batch import BatchReport
@@ -12,8 +13,9 @@ from turbofno.service.pipeline.ticket import Bucket
 
 logger = logging.getLogger(__name__)
 
-SECONDS = 300.0
-"""Time after which a full batch is tried again."""
+SHORTEST, LONGEST = 10.0, 300.0
+"""Seconds after which full batches run again. Each time is twice the one before, if that was not enough: another process may
+need the memory for a moment, but every batch that does not fit costs the graphs of all models."""
 
 
 class MemoryLimits:
@@ -23,24 +25,38 @@ class MemoryLimits:
         self._batcher = batcher
         self._metrics = metrics
         self._timers: dict[Bucket, asyncio.TimerHandle] = {}
+        self._seconds: dict[Bucket, float] = {}
+        """Of the last time, until full batches have fitted for as long."""
 
     def lower(self, bucket: Bucket, report: BatchReport) -> None:
         """After a batch was split, limit batches of its bucket to the size that fit."""
         self._metrics.out_of_memory_splits.labels(bucket.model, bucket.version).inc(report.splits)
         fields = max(1, report.largest_run)
+        seconds = self._seconds.get(bucket, SHORTEST)
         if bucket in self._timers:
             self._timers[bucket].cancel()
-        self._timers[bucket] = asyncio.get_running_loop().call_later(SECONDS, self._lift, bucket)
+            if bucket not in self._batcher.lowered:
+                seconds = min(2 * seconds, LONGEST)
+        self._seconds[bucket] = seconds
+        self._call_later(bucket, self._lift)
         self._batcher.lowered[bucket] = fields
         self._show(bucket)
         logger.warning(
             "%d fields of model %s, %s each, did not fit into memory together; batches have at most %d for %g s",
-            report.size, bucket.model, "x".join(map(str, bucket.shape)), fields, SECONDS,
+            report.size, bucket.model, "x".join(map(str, bucket.shape)), fields, seconds,
         )  # fmt: skip
 
+    def _call_later(self, bucket: Bucket, function: Callable[[Bucket], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self._timers[bucket] = loop.call_later(self._seconds[bucket], function, bucket)
+
     def _lift(self, bucket: Bucket) -> None:
-        del self._timers[bucket], self._batcher.lowered[bucket]
+        del self._batcher.lowered[bucket]
+        self._call_later(bucket, self._forget)
         self._show(bucket)
+
+    def _forget(self, bucket: Bucket) -> None:
+        del self._timers[bucket], self._seconds[bucket]
 
     def _show(self, bucket: Bucket) -> None:
         gauge, labels = self._metrics.lowered_batch_limit, (bucket.model, bucket.version)

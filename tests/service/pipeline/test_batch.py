@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -127,19 +129,52 @@ async def test_lowered_limit_holds_for_that_grid_only(bench: Bench) -> None:
     assert bench.device.tried == [6]
 
 
-def test_a_full_batch_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_limits, "SECONDS", 0.05)
+class FakeTimers:
+    """Timers of an event loop that run when the test says so."""
+
+    def __init__(self) -> None:
+        self.left: list[Any] = []
+
+    def call_later(self, seconds: float, function: Callable[..., None], *given: Any) -> Any:
+        run = partial(function, *given)
+        timer = SimpleNamespace(seconds=seconds, run=run, cancel=lambda: self.left.remove(timer))
+        self.left.append(timer)
+        return timer
+
+    def run_next(self) -> float:
+        """Run the oldest; return the seconds after which it was to run."""
+        timer = self.left.pop(0)
+        timer.run()
+        return float(timer.seconds)
+
+
+def test_full_batches_are_tried_again_each_time_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_limits, "SHORTEST", 1.0)
+    monkeypatch.setattr(memory_limits, "LONGEST", 3.0)
 
     async def main() -> None:
         bench = Bench(room=2)
-        await bench.submit(*range(4))
-        assert bench.read("turbofno_lowered_batch_limit") == 2
+        timers = FakeTimers()
+        loop = SimpleNamespace(get_running_loop=lambda: timers)
+        monkeypatch.setattr(memory_limits, "asyncio", loop)
+        waited = []
+        for room in (2, 1, 2, 2):
+            bench.device.room = room
+            await bench.submit(*range(4))
+            assert bench.read("turbofno_lowered_batch_limit") == room
+            await bench.submit(*range(3))
+            waited.append(timers.run_next())
+            assert bench.read("turbofno_lowered_batch_limit") is None
+        assert waited == [1.0, 2.0, 3.0, 3.0]
         bench.device.room = 100
-        await asyncio.sleep(0.1)
-        assert bench.read("turbofno_lowered_batch_limit") is None
         bench.device.tried.clear()
         await bench.submit(*range(4))
         assert bench.device.tried == [4]
+        assert timers.run_next() == 3.0
+        assert not timers.left
+        bench.device.room = 2
+        await bench.submit(*range(4))
+        assert timers.run_next() == 1.0, "the trouble is over"
         await bench.scheduler.close(within=5)
 
     asyncio.run(main())
