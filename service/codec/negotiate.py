@@ -109,7 +109,8 @@ def weighted(header: str) -> list[tuple[str, float | None]]:
         name, _, parameters = item.partition(";")
         text = _parameter(parameters, "q")
         try:
-            found.append((name.strip(), None if text is None else float(text)))
+            # `max` takes "nan" for 0, too
+            found.append((name.strip(), None if text is None else max(0.0, float(text))))
         except ValueError:
             found.append((name.strip(), 0.0))
     return found

@@ -71,13 +71,16 @@ def test_unsupported_content_type_lists_the_supported_ones(header: str | None) -
         ("application/x-npy;q=0, application/json;q=0, */*;q=0.2", NPZ),
         ("*/*;q=0.9, application/vnd.safetensors", SAFETENSORS),
         ("application/x-npy;q=oops, application/json;q=0.1", JSON),
+        ("application/x-npy;q=nan, application/json;q=0.1", JSON),
     ],
 )
 def test_accept_picks_the_answers_codec(accept: str | None, expected: Codec) -> None:
     assert codec_for_answer(accept, request=NPY) is expected
 
 
-@pytest.mark.parametrize("accept", ["text/html", "application/json;q=0", "*/*;q=0", "image/*"])
+@pytest.mark.parametrize(
+    "accept", ["text/html", "application/json;q=0", "application/json;q=nan", "*/*;q=0", "image/*"]
+)
 def test_unsupported_accept_lists_the_supported_ones(accept: str) -> None:
     with pytest.raises(NotAcceptable) as caught:
         codec_for_answer(accept, request=JSON)
