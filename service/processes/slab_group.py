@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from turbofno.models.core.checkpoint import LoadedModel
 from turbofno.models.core.config import Precision
 from turbofno.service.engine.interface import Fields
+from turbofno.service.engine.out_of_memory import out_of_memory
 from turbofno.service.errors import DeviceLost
 from turbofno.service.metrics import Metrics
 from turbofno.service.processes.child_process import ChildProcess, in_thread
@@ -263,12 +264,18 @@ class SlabGroup:
         return SlabModel(self, path, loaded, precision)
 
     def load(self, model: int, path: Path, sha256: str, precision: Precision) -> None:
-        """Have the other ranks load a model. Raises ValueError if one cannot."""
+        """Have the other ranks load a model.
+
+        Raises:
+            ValueError: one cannot.
+            RuntimeError: one has no memory for it now (`out_of_memory`).
+        """
         command = Command("load", (model, str(path), sha256, precision), answered=True)
         _, answers = self._exchange(command, lambda: None, _PATIENCE * START_SECONDS)
         for rank, answer in zip(self._ranks, answers, strict=True):
             if isinstance(answer, Failed):
-                raise ValueError(f"rank {rank.number} cannot load it: {answer.error}")
+                error = RuntimeError(f"rank {rank.number} cannot load it: {answer.error}")
+                raise error if out_of_memory(error) else ValueError(str(error))
 
     def run(self, method: str, *arguments: Any, key: object, field_steps: int) -> list[Any]:
         """Call a method of the slabs of all ranks; returns their values.

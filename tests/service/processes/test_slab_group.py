@@ -17,6 +17,7 @@ import torch
 from tests.service.tiny import tiny_config
 from turbofno.models.core.checkpoint import LoadedModel
 from turbofno.models.core.fno import FNO
+from turbofno.service.engine.out_of_memory import out_of_memory
 from turbofno.service.errors import DeviceLost
 from turbofno.service.metrics import Metrics
 from turbofno.service.processes.launch import Launch
@@ -121,6 +122,13 @@ def test_a_model_that_another_rank_cannot_load_is_refused_with_its_reason() -> N
     with pytest.raises(ValueError, match="rank 1 cannot load it: ValueError: it was changed"):
         group.load(1, Path("folder"), "0", "fp32")
     assert not group.lost
+
+
+def test_a_model_that_another_rank_has_no_memory_for_is_one_to_try_again() -> None:
+    group = group_whose_other_rank_answers(Failed("OutOfMemoryError: CUDA out of memory. Tried .."))
+    with pytest.raises(RuntimeError, match="rank 1 cannot load it: OutOfMemoryError") as raised:
+        group.load(1, Path("folder"), "0", "fp32")
+    assert out_of_memory(raised.value)
 
 
 def test_arrays_from_elsewhere_are_copied_once_into_shared_memory() -> None:
