@@ -185,7 +185,7 @@ def gpu_gradients(rows: list[Row]) -> list[str]:
         *measured_on(rows[0]),
         "Milliseconds of a vector-Jacobian product, with the output, of trained networks on their training grids: as `:vjp`",
         "computes it, and by PyTorch eager and its autograd in strict float32. Relative L2 error against float64, of gradient and",
-        "output.",
+        "output; eager's errors of some percent are those of cuFFT's inverse, as for the layers.",
         "",
         *markdown(
             ["model", "batch", "ms", "eager, ms", "x eager", "error", "eager's error"], table
