@@ -24,21 +24,25 @@ Inputs: TypeAlias = ArrayLike | Mapping[str, ArrayLike]
 def real(values: ArrayLike, what: str = "fields") -> Fields:
     """Convert any array of real numbers to little-endian float32, also a torch tensor with gradients or in bfloat16.
 
-    Raises BadInput for anything else.
+    Raises BadInput for anything else, and for what numpy would drop: masked values, units, names of swapped axes.
     """
+    _check_labels(values, what)
     tensor: Any = values
-    if _is_masked(tensor):
-        raise BadInput(
-            f"{what} must be an array without masked values, which would be sent as what the mask hides: give them a "
-            "value with .filled(value)"
-        )
+    if _is_of_pint(tensor):
+        # It warns if numpy converts it.
+        tensor = tensor.magnitude
     try:
         if hasattr(tensor, "detach") and not tensor.is_complex():
             # numpy cannot convert torch tensors that require gradients, are on a GPU, hold bfloat16 or are lazily negated.
             tensor = tensor.detach().float().cpu().resolve_neg()
-        array = np.asarray(tensor)
+        elif hasattr(tensor, "compute"):
+            # numpy's conversion of Dask arrays drops masks.
+            tensor = tensor.compute()
+        # Variables of netCDF4 become masked arrays.
+        array = np.asanyarray(tensor)
     except (ValueError, TypeError, RuntimeError) as error:
         raise BadInput(f"{what} must be an array of real numbers: {error}") from None
+    _check_mask(array, what)
     if array.dtype.name == "bfloat16":
         array = array.astype(np.float32)
     if array.dtype.kind not in "fiub":
@@ -46,12 +50,49 @@ def real(values: ArrayLike, what: str = "fields") -> Fields:
     return np.asarray(array, dtype="<f4", order="C")
 
 
-def _is_masked(values: Any) -> bool:
-    """True for an array with masked values, and for sequences that hold one, whose masks numpy would drop."""
+def _check_labels(values: Any, what: str) -> None:
+    """Raise BadInput for an array, or a sequence of arrays, with masked values, a unit, or axes such as (y, x)."""
     if isinstance(values, list | tuple):
-        holders = (list, tuple, np.ma.MaskedArray)
-        return any(_is_masked(value) for value in values if isinstance(value, holders))
-    return bool(np.ma.is_masked(values))
+        for value in values:
+            # Most of a long list are numbers.
+            if isinstance(value, list | tuple) or hasattr(value, "dtype"):
+                _check_labels(value, what)
+        return
+    _check_mask(values, what)
+    # Quantities of astropy, unyt and pint; other libraries have a unit as text, to be read by people.
+    if isinstance(values, np.ndarray) or _is_of_pint(values):
+        unit = str(getattr(values, "unit", getattr(values, "units", "")))
+        if unit not in ("", "dimensionless"):
+            raise BadInput(
+                f"{what} must be plain numbers in the model's units, got the unit {unit}: convert them, for example with "
+                "fields.to_value(unit) of astropy or fields.m_as(unit) of pint"
+            )
+    axes = [name for name in dimensions(values) if name in ("x", "y", "z")]
+    if axes != sorted(axes):
+        raise BadInput(
+            f"{what} must have the axes {', '.join(sorted(axes))} in this order, got {', '.join(axes)}: use "
+            f"fields.transpose(..., {', '.join(map(repr, sorted(axes)))}), or fields.to_numpy() if the model's axes "
+            f"are {', '.join(axes)}"
+        )
+
+
+def _is_of_pint(values: Any) -> bool:
+    # By the class: an array of xarray has its coordinates as attributes.
+    return hasattr(type(values), "magnitude")
+
+
+def _check_mask(values: Any, what: str) -> None:
+    if np.ma.is_masked(values):
+        raise BadInput(
+            f"{what} must be an array without masked values, which would be sent as what the mask hides: give them a "
+            "value with .filled(value)"
+        )
+
+
+def dimensions(values: Any) -> tuple[Any, ...]:
+    """The names of the axes of an array of xarray or scipp, or a variable of netCDF4; () for any other array."""
+    names = getattr(values, "dims", getattr(values, "dimensions", ()))
+    return names if isinstance(names, tuple) else ()
 
 
 def encode(inputs: Inputs) -> tuple[str, bytes]:
@@ -67,6 +108,15 @@ def npz_bytes(arrays: Mapping[str, ArrayLike]) -> bytes:
         raise BadInput(
             "the dict of fields is empty, expected an array for each input channel of the model"
         )
+    ((first, reference), *others) = arrays.items()
+    expected = dimensions(reference)
+    for name, values in others:
+        found = dimensions(values)
+        if found != expected and sorted(map(str, found)) == sorted(map(str, expected)):
+            raise BadInput(
+                f"{name!r} has the axes {', '.join(map(str, found))}, {first!r} has {', '.join(map(str, expected))}, expected "
+                "the same order in all: use .transpose()"
+            )
     buffer = io.BytesIO()
     # numpy.savez takes names as keywords, which may collide with its own.
     with zipfile.ZipFile(buffer, "w") as archive:

@@ -485,6 +485,8 @@ def _sample(
     for name in ("seed", "grid", "steps"):
         if name in (parameters or {}):
             raise BadInput(f"{name} is an argument of its own, not one of `parameters`")
+    if np.iterable(grid):
+        raise BadInput(f"grid must be one number of points, that of every axis, got {grid!r}")
     chosen = {"seed": seed, "grid": grid}
     return {
         **(parameters or {}),

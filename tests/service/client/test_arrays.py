@@ -108,6 +108,111 @@ def test_masked_values_are_refused() -> None:
         client.predict("m", np.ma.masked_greater(np.ones((1, 2)), 2.0))
 
 
+class Labelled:
+    """An array as xarray has it, with named axes."""
+
+    def __init__(self, array: np.ndarray, dims: tuple[str, ...], **coordinates: Any) -> None:
+        self.array, self.dims = array, dims
+        self.dtype, self.ndim, self.shape = array.dtype, array.ndim, array.shape
+        vars(self).update(coordinates)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.array
+
+
+class Quantity(np.ndarray):
+    """An array with a unit, as astropy has it."""
+
+    unit = "km"
+
+
+class Pint:
+    """An array with a unit, as pint has it."""
+
+    def __init__(self, magnitude: np.ndarray, units: str) -> None:
+        self._magnitude, self.units, self.dtype = magnitude, units, magnitude.dtype
+
+    @property
+    def magnitude(self) -> np.ndarray:
+        return self._magnitude
+
+
+class Lazy:
+    """An array as Dask has it, whose conversion to numpy drops its mask."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def compute(self) -> np.ndarray:
+        return self.array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.array)
+
+
+def test_masked_values_of_lazy_arrays_are_refused() -> None:
+    masked = np.ma.masked_greater(np.array([1.0, 1e9]), 1e6)
+    server = Recorder(npy(np.zeros(2, "f4")))
+    with server.client() as client:
+        # A variable of netCDF4 is one that converts itself to a masked array.
+        for given in (Lazy(masked), Labelled(masked, ("x",))):
+            with pytest.raises(BadInput, match="without masked values"):
+                client.predict("m", given)  # type: ignore[call-overload]
+        client.predict("m", Lazy(np.array([1.0, 2.0])))  # type: ignore[call-overload]
+    np.testing.assert_array_equal(server.sent, [1.0, 2.0])
+
+
+@pytest.mark.parametrize("name", ["dims", "dimensions"])
+def test_named_axes_in_another_order_are_refused(name: str) -> None:
+    cube = np.ones((2, 2, 2))
+    server = Recorder(npy(np.zeros((2, 2, 2), "f4")))
+
+    def labelled(*axes: str) -> Any:
+        array = Labelled(cube, axes)
+        del array.dims
+        vars(array)[name] = axes
+        return array
+
+    mend = r"axes x, y, z in this order, got z, y, x: use fields\.transpose\(\.\.\., 'x', 'y', 'z'\), or fields\.to_numpy"
+    with server.client() as client:
+        for given in (labelled("z", "y", "x"), [labelled("z", "y", "x")]):
+            with pytest.raises(BadInput, match=mend):
+                client.predict("m", given)
+        with pytest.raises(BadInput, match=r"'k' must have the axes x, y in this order, got y, x"):
+            client.predict("m", {"k": labelled("time", "y", "x")})
+        assert not server.requests
+        for axes in (("x", "y", "z"), ("member", "x", "y"), ("time", "lat", "lon")):
+            client.predict("m", labelled(*axes))
+    assert len(server.requests) == 3
+
+
+def test_channels_whose_axes_differ_in_order_are_refused() -> None:
+    a = Labelled(np.ones((4, 4)), ("lat", "lon"))
+    b = Labelled(np.ones((4, 4)), ("lon", "lat"))
+    with Recorder(npz(u=np.zeros((4, 4)))).client() as client:
+        mend = r"'b' has the axes lon, lat, 'a' has lat, lon, expected the same order in all"
+        with pytest.raises(BadInput, match=mend):
+            client.predict("m", {"a": a, "b": b})  # type: ignore[call-overload]
+        with pytest.raises(BadInput, match="'cotangent' has the axes lon, lat"):
+            client.vjp("m", a, b)  # type: ignore[call-overload]
+        client.predict("m", {"a": a, "b": np.ones((4, 4))})  # type: ignore[call-overload]
+
+
+def test_units_are_refused_as_numpy_drops_them() -> None:
+    numbers = np.ones(2)
+    server = Recorder(npy(np.zeros(2, "f4")))
+    with server.client() as client:
+        for given in (numbers.view(Quantity), Pint(numbers, "km"), [Pint(numbers, "km")]):
+            with pytest.raises(BadInput, match=r"plain numbers .*, got the unit km: .*to_value"):
+                client.predict("m", given)  # type: ignore[call-overload]
+        assert not server.requests
+        client.predict("m", Pint(numbers, "dimensionless"))  # type: ignore[call-overload]
+        # Texts are for people, and a coordinate may have any name.
+        labelled = Labelled(numbers, ("x",), units="km", magnitude=numbers)
+        client.predict("m", labelled)  # type: ignore[call-overload]
+    np.testing.assert_array_equal(server.sent, numbers)
+
+
 def test_arguments_of_another_kind_are_refused() -> None:
     with Recorder(b"").client() as client:
         with pytest.raises(BadInput, match=r"output_grid must .* such as \(64, 64\), got 64"):
@@ -165,6 +270,11 @@ def test_a_sample_and_its_solution_are_requested_by_seed() -> None:
 def test_arguments_of_a_sample_are_not_given_as_its_parameters() -> None:
     with Recorder(b"").client() as client, pytest.raises(BadInput, match="seed is an argument"):
         client.sample("m", 7, parameters={"seed": 3})
+
+
+def test_a_sample_has_one_number_of_points_for_all_axes() -> None:
+    with Recorder(b"").client() as client, pytest.raises(BadInput, match=r"one number .*\(8, 9\)"):
+        client.sample("m", grid=(8, 9))  # type: ignore[arg-type]
 
 
 def test_a_field_is_sent_to_the_solver() -> None:
