@@ -9,15 +9,18 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import numpy as np
 import pytest
+from scipy.io import netcdf_file
 
-from tests.e2e.recording import Recording, recording
+from tests.e2e.recording import TOLERANCE, Recording, recording
 from tests.e2e.server_process import ROOT
 from tests.service.forked import run as run_forked
 from tests.service.forked import start
 from tests.service.processes.running import until
 from tests.service.tiny import save_tiny
 from tests.service.waiting import until as eventually
+from turbofno_client import Client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +34,7 @@ _DEFAULT = re.compile(r"http://(127\.0\.0\.1|localhost):8080")
 _NEEDS_A_SERVER = re.compile(r"curl|turbofno predict|Client\(")
 _NOT_RUN = ("pip install",)
 """Blocks that install and start the service: tests/test_packaging does that."""
+_COORDINATES = "docs/how-to/coordinates.md"
 _DOCS = (
     "README.md",
     "docs/index.md",
@@ -40,6 +44,7 @@ _DOCS = (
     "docs/reference/ntt.md",
     "docs/reference/ops.md",
     "docs/how-to/column-major.md",
+    _COORDINATES,
     "docs/how-to/gradients.md",
     "docs/how-to/page.md",
     "docs/how-to/resolution.md",
@@ -164,6 +169,23 @@ def test_a_python_example_works_warns_of_nothing_and_answers_as_the_solver(
         assert any("x-warning" in one.response for one in recorded.exchanges)
     else:
         recorded.check()
+
+
+def test_the_netcdf_file_of_a_rollout_has_its_frames_coordinates_and_units(
+    recorded: Recording, folder: Path
+) -> None:
+    (block,) = blocks("python", _COORDINATES)
+    run_python(_DEFAULT.sub(recorded.url, block), folder)
+    with netcdf_file(folder / "flow.nc", mmap=False) as file, Client(recorded.url) as client:
+        np.testing.assert_array_equal(file.variables["time"][:], [5, 10, 15, 20])
+        for axis in "xy":
+            np.testing.assert_allclose(file.variables[axis][:], np.arange(64) / 64)
+            assert file.variables[axis].units == b"1"
+        field = file.variables["vorticity"]
+        assert field.dimensions == ("time", "x", "y")
+        solved = client.solve("navier-stokes-2d", client.sample("navier-stokes-2d"), steps=20)[0]
+        error = np.linalg.norm(field[-1] - solved) / np.linalg.norm(solved)
+    assert error < TOLERANCE * 0.0075, "five times the card's error of the last frame"
 
 
 @pytest.mark.parametrize("document", [*_DOCS, _CHECKPOINT_LESSON, _MOUNTING])
