@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from turbofno.models.core.statistics import INPUT_DISTANCE, RESIDUAL
 from turbofno.service.codec.fields import first_beyond, has_bounds
@@ -25,6 +28,8 @@ _MEANING = {
 }
 _ROUNDING = 1e-6
 """Share of a channel's largest value: float32 input that touches a bound is below it by less once interpolated."""
+_REPEATED = 1e-3
+"""The last points of an axis repeat the first if they differ by less than this share of the difference to the second."""
 _NO_RESIDUAL = "no residual on this grid: the prediction was not compared with its PDE"
 
 
@@ -50,6 +55,8 @@ class AnswerWarnings:
             [AnswerWarning(GRID, text) for text in grid_warnings(config, input_grid, output_grid)]
         )
         """A warning for each grid on which the model's error was not measured."""
+        # An import only assumes that its grid is periodic, and how.
+        self._periodic = config.grid.boundary == "periodic" and bool(config.evaluation)
         self._bounded = config.outputs if has_bounds(config.outputs) else ()
         self._limits: list[tuple[str, float, str, str]] = []
         """Signal, its threshold, and the text for it: after the value, and the end."""
@@ -66,6 +73,23 @@ class AnswerWarnings:
     def reads_fields(self) -> bool:
         """True if `of_prediction` looks at all values, as the output has physical bounds."""
         return bool(self._bounded)
+
+    def of_input(self, fields: Fields) -> tuple[AnswerWarning, ...]:
+        """A warning if the first field repeats the first points of an axis of a periodic grid at its end.
+
+        Its waves are then too long by a spacing, which the trust signals do not see.
+        """
+        if not self._periodic:
+            return ()
+        field = fields[0]
+        axes = [str(axis) for axis in range(field.ndim - 1) if _repeats(field, axis)]
+        if not axes:
+            return ()
+        text = (
+            f"the last points on grid axis {' and '.join(axes)} repeat the first: a periodic grid ends one spacing before "
+            "its period, so leave them out"
+        )
+        return (AnswerWarning(GRID, text),)
 
     def of_prediction(self, trust: Trust, fields: Fields) -> tuple[AnswerWarning, ...]:
         """The warnings of a prediction with these signals and output fields."""
@@ -100,6 +124,20 @@ class AnswerWarnings:
                 text = f"{signal} {worst:.3g} of field {values.index(worst)}{above}{others}{end}"
             found.append(AnswerWarning(signal, text))
         return found
+
+
+def _repeats(field: Fields, axis: int) -> bool:
+    """True if the last points of an axis of [channels, *grid] have the values of the first, which are not all the same."""
+    points, stride = field.shape[axis + 1], math.prod(field.shape[axis + 2 :])
+    if points < 3:
+        return False
+    corner, near, far = map(field.item, (0, stride, stride * (points - 1)))
+    # Nearly all fields end here.
+    if abs(corner - far) > _REPEATED * abs(corner - near):
+        return False
+    first, second, last = (field.take(point, axis + 1) for point in (0, 1, -1))
+    differing = np.abs(first - last).max()
+    return bool(differing <= _REPEATED * np.abs(first - second).max() and np.ptp(first) > differing)
 
 
 def of_interpolated(fields: Fields, config: ModelConfig) -> tuple[AnswerWarning, ...]:

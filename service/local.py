@@ -86,7 +86,8 @@ def predict_local(
     config = model.config
     grid = None if output_grid is None else parse_output_grid(output_grid, config)
     fields, form = fields_from_arrays({INPUT: array}, config, max_fields=max(1, array.size))
-    input_grid = fields.shape[2:]
+    known = AnswerWarnings(config, fields.shape[2:], grid)
+    of_input = known.of_input(fields)
     if grid is not None:
         fields = to_network(fields, config)
     try:
@@ -108,8 +109,9 @@ def predict_local(
         answer = from_network(answer, grid, config)
     (values,) = arrays_from_fields(answer, config, form).values()
     warned = (
+        *of_input,
         *of_interpolated(fields, config),
-        *AnswerWarnings(config, input_grid, grid).of_prediction(trust, answer),
+        *known.of_prediction(trust, answer),
     )
     return LocalPrediction(values, config, tuple(one.text for one in warned))
 

@@ -113,8 +113,8 @@ class Call:
     body_bytes: int
     warned: tuple[str, ...]
     """Reasons of the answer's warnings."""
-    of_interpolated: tuple[AnswerWarning, ...]
-    """The warnings of an input that was interpolated to the training grid."""
+    of_input: tuple[AnswerWarning, ...]
+    """The warnings of the input, also once interpolated to the training grid."""
     steps: dict[str, float]
     """The steps that ran, of decode, queue, compute and encode, with their durations in seconds."""
     span: Any
@@ -149,7 +149,7 @@ class Call:
         self.caller, self.admitted, self.shed = ANYONE, UNCOUNTED, False
         self.protocol, self.model, self.version = "admin", "", ""
         self.fields, self.body_bytes, self.warned = 0, 0, ()
-        self.of_interpolated = ()
+        self.of_input = ()
         self.span, self.trace = None, ""
 
     def renew(self, body: memoryview) -> None:

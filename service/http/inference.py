@@ -59,7 +59,7 @@ async def _run_on_training_grid(
     started = time.perf_counter()
     heavy = fields.size + count * math.prod(config.grid.training) > _HEAVY_VALUES
     fields = await offload(heavy, to_network, fields, config)
-    call.of_interpolated = await offload(heavy, of_interpolated, fields, config)
+    call.of_input += await offload(heavy, of_interpolated, fields, config)
     call.note("decode", started)
     result = await run_model(call, fields, priority=priority, seconds=seconds)
     # Here too: the client may leave during what follows.
@@ -116,7 +116,7 @@ async def warnings_of(
     """Note the warnings of a prediction with these signals and outputs, to be counted; return their texts."""
     heavy = known.reads_fields and heavy_to_encode(fields.size, as_json=False)
     found = await offload(heavy, known.of_prediction, trust, fields)
-    return count_warnings(call, (*call.of_interpolated, *found))
+    return count_warnings(call, (*call.of_input, *found))
 
 
 def count_warnings(call: Call, warnings: Sequence[AnswerWarning]) -> tuple[str, ...]:

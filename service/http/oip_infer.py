@@ -89,6 +89,7 @@ async def infer(call: Call) -> Reply:
     asked, timeout = request.output_grid, request.timeout_us
     grid = None if asked is None else parse_output_grid(asked, served.config)
     known = served.warnings(fields.shape[2:], grid)
+    call.of_input = known.of_input(fields)
     work = run_model(
         call, fields,
         output_grid=grid,

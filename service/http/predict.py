@@ -106,6 +106,7 @@ async def predict(call: Call) -> Reply:
     served = call.served
     fields, form = await read_fields(call, parameters.reader)
     known = served.warnings(fields.shape[2:], parameters.output_grid)
+    call.of_input = known.of_input(fields)
     work = run_model(
         call, fields,
         output_grid=parameters.output_grid, as_json=parameters.writer is JSON,

@@ -188,8 +188,9 @@ async def rollout(call: Call) -> Reply:
         every=parameters.every,
         past_steps=config.states,
     )
-    known = served.warnings(grid).of_grids + of_horizon(config, parameters.last)
-    warnings = count_warnings(call, known)
+    known = served.warnings(grid)
+    last = of_horizon(config, parameters.last)
+    warnings = count_warnings(call, known.of_input(fields) + known.of_grids + last)
     frame_warnings = FrameWarnings(config, grid)
 
     def warnings_of(frame: Frame) -> tuple[str, ...]:

@@ -159,6 +159,30 @@ def test_client_warns_and_refuses(server: ServerProcess) -> None:
             client.predict(BURGERS.name, fields, output_grid=(31,))
 
 
+def test_the_repeated_end_of_a_periodic_grid_warns(server: ServerProcess) -> None:
+    """Its trust signals may be those of usual inputs, with errors tens of times the card's."""
+    name = NAVIER_STOKES.name
+    told = "the last points on grid axis 0 and 1 repeat the first: a periodic grid ends one spacing"
+
+    with Client(server.url) as client:
+        flow = client.sample(name)
+        closed = np.pad(flow, ((0, 0), (0, 1), (0, 1)), mode="wrap")
+        truth = client.solve(name, flow)
+        for grid in (None, (64, 64)):
+            found = client.predict_detailed(name, closed, output_grid=grid)
+            text, *_ = found.warnings
+            assert text.startswith(told)
+            assert relative(found.fields[:, :64, :64], truth) > 0.02
+        with pytest.warns(PredictionWarning, match=told):
+            next(client.rollout(name, closed, 2))
+        assert client.predict_detailed(name, flow).warnings == ()
+        assert client.predict_detailed(name, flow, output_grid=(65, 65)).warnings == ()
+    entry = {"name": "input", "shape": [1, *closed.shape], "datatype": "FP32"}
+    entry["data"] = closed.ravel().tolist()
+    asked = httpx.post(f"{server.url}/v2/models/{name}/infer", json={"inputs": [entry]}, timeout=60)
+    assert asked.json()["parameters"]["warning"].startswith(told)
+
+
 @pytest.mark.parametrize("local", [False, True])
 def test_command_line_writes_the_output_on_the_requested_grid(
     server: ServerProcess, tmp_path: Path, local: bool

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from tests.draws import generator
 from tests.service.tiny import tiny_config
 from turbofno.models.core.config import Channel, ModelConfig, read_config
 from turbofno.models.zoo import TRAINED
@@ -71,6 +72,36 @@ def test_a_residual_that_is_absent_beside_the_distance_warns(flow: ModelConfig) 
 def test_without_thresholds_or_signals_there_are_no_warnings(flow: ModelConfig) -> None:
     assert AnswerWarnings(flow, (64, 64)).of_prediction({}, FLOWS) == ()
     assert AnswerWarnings(tiny_config(), (16,)).of_trust({"residual": (1e6,)}) == []
+
+
+@pytest.mark.parametrize(
+    ("closed", "told"),
+    [((False, False), ""), ((True, False), "0"), ((False, True), "1"), ((True, True), "0 and 1")],
+)
+def test_the_repeated_end_of_an_axis_warns(
+    flow: ModelConfig, closed: tuple[bool, bool], told: str
+) -> None:
+    x, y = (np.linspace(0, 1, 64 + end, endpoint=end) for end in closed)
+    waves = np.sin(2 * np.pi * x)[:, None] * np.cos(4 * np.pi * y) + np.cos(2 * np.pi * y)
+    fields = waves[None, None].astype(np.float32)
+    found = AnswerWarnings(flow, fields.shape[2:]).of_input(fields)
+    start = [f"the last points on grid axis {told} repeat the first: "] if told else []
+    assert [one.text[: len(text)] for one, text in zip(found, start, strict=True)] == start
+    assert {one.reason for one in found} <= {"grid"}
+
+
+def test_ends_that_are_alike_for_other_reasons_do_not_warn(flow: ModelConfig) -> None:
+    drawn = generator().standard_normal((1, 1, 64, 64)).astype(np.float32)
+    corner, inside = drawn.copy(), np.zeros_like(drawn)
+    corner[..., -1, 0] = corner[..., 0, -1] = corner[..., 0, 0]
+    inside[..., 1:-1, 1:-1] = drawn[..., 1:-1, 1:-1]
+    for fields in (drawn, corner, inside, np.zeros_like(drawn), np.ones_like(drawn)):
+        assert AnswerWarnings(flow, (64, 64)).of_input(fields) == ()
+    closed = np.pad(drawn, ((0, 0), (0, 0), (0, 1), (0, 1)), mode="wrap")
+    assert AnswerWarnings(flow, (65, 65)).of_input(closed)
+    # The first is of nodes, where it is usual, the other was not evaluated: only the import says that its grid is periodic.
+    for config in (read_config(TRAINED / "darcy-2d" / "config.json"), tiny_config(n_dim=2)):
+        assert AnswerWarnings(config, (65, 65)).of_input(closed) == ()
 
 
 @pytest.mark.parametrize(("last", "warned"), [(1, False), (40, False), (41, True)])

@@ -304,6 +304,10 @@ def test_predict_prints_a_line_for_each_warning_and_refuses_impossible_values(
         "turbofno: warning: input_distance",
         "turbofno: warning: residual",
     ]
+    x = np.linspace(0, 1, 65)
+    np.save(path, np.sin(2 * np.pi * (x[:, None] + 2 * x)))
+    assert cli.main(["predict", "navier-stokes-2d", str(path), "-o", str(out), "--local"]) == 0
+    assert "warning: the last points on grid axis 0 and 1 repeat" in capsys.readouterr().err
     np.save(path, np.zeros((1, 85, 85), np.float32))
     assert cli.main(["predict", "darcy-2d", str(path), "-o", str(out), "--local"]) == 1
     assert "channel 'a', grid point [0, 0] is 0, expected above 0" in capsys.readouterr().err
