@@ -148,7 +148,7 @@ def _too_large(call: Call, what: str, limit: int, setting: str | None) -> Payloa
         "send the fields as binary (Open Inference Protocol binary tensors, .npy or safetensors), "
         "which is also many times faster"
         if setting == "max_json_bytes"
-        else "send fewer fields in a request"
+        else "send fewer fields in a request, or fields on a coarser grid"
     )
     if setting is None:
         return PayloadTooLarge(f"{what}, this route takes at most {limit}")
