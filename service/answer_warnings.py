@@ -135,7 +135,11 @@ def _repeats(field: Fields, axis: int) -> bool:
     # Nearly all fields end here.
     if abs(corner - far) > _REPEATED * abs(corner - near):
         return False
-    first, second, last = (field.take(point, axis + 1) for point in (0, 1, -1))
+    first, second, last = (
+        # Differences may overflow float32.
+        field.take(point, axis + 1).astype(np.float64)
+        for point in (0, 1, -1)
+    )
     differing = np.abs(first - last).max()
     return bool(differing <= _REPEATED * np.abs(first - second).max() and np.ptp(first) > differing)
 

@@ -99,6 +99,9 @@ def test_ends_that_are_alike_for_other_reasons_do_not_warn(flow: ModelConfig) ->
         assert AnswerWarnings(flow, (64, 64)).of_input(fields) == ()
     closed = np.pad(drawn, ((0, 0), (0, 0), (0, 1), (0, 1)), mode="wrap")
     assert AnswerWarnings(flow, (65, 65)).of_input(closed)
+    # their differences overflow float32
+    huge = np.sign(closed) * np.finfo(np.float32).max
+    assert AnswerWarnings(flow, (65, 65)).of_input(huge)
     # The first is of nodes, where it is usual, the other was not evaluated: only the import says that its grid is periodic.
     for config in (read_config(TRAINED / "darcy-2d" / "config.json"), tiny_config(n_dim=2)):
         assert AnswerWarnings(config, (65, 65)).of_input(closed) == ()
