@@ -172,6 +172,43 @@ def test_nothing_of_a_model_is_shown_or_asked_for_under_the_name_of_the_next(pag
     expect(page.locator("#controls")).not_to_have_attribute("inert", "")
 
 
+def test_a_model_in_the_address_that_is_not_served_is_not_replaced_by_another(page: Page) -> None:
+    page.goto("/ui/#no%20such")
+    wait_for(page.get_by_role("alert"), "no%20such, which is no model that is ready")
+    expect(page.locator("#controls")).to_have_attribute("inert", "")
+    expect(page.locator("#model")).to_have_value("")
+    page.locator("#model").select_option("burgers-1d")
+    wait_for(page.locator("#state"), "solved:")
+    expect(page.get_by_role("alert")).to_be_hidden()
+    page.evaluate("() => (location.hash = 'other')")
+    wait_for(page.get_by_role("alert"), "other, which is no model that is ready")
+    expect_nothing_but(page)
+    page.evaluate("() => (location.hash = '')")
+    wait_for(page.locator("#state"), "[Pp]redicted")
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_the_link_to_the_fields_keeps_a_drawing(page: Page) -> None:
+    open_at(page, "burgers-1d")
+    page.get_by_label("Draw").check()
+    page.locator(".skip").press("Enter")
+    expect(page).to_have_url(re.compile("#main$"))
+    page.wait_for_function("() => document.activeElement.id === 'main'")
+    page.evaluate("() => new Promise((done) => setTimeout(done, 100))")
+    expect(page.get_by_label("Draw")).to_be_checked()
+
+
+def test_an_error_against_a_solution_of_zero_is_not_relative(page: Page, tmp_path: Path) -> None:
+    open_at(page, "burgers-1d")
+    np.save(tmp_path / "zero.npy", np.zeros(1024, "f4"))
+    page.get_by_label("Upload").check()
+    upload(page, tmp_path / "zero.npy")
+    wait_for(page.locator("#state"), "solved: no relative error: the solution is zero")
+    expect(figure(page, "Error").locator(".note")).to_have_text(
+        "no relative error: the solution is zero"
+    )
+
+
 def test_an_answer_with_warnings_has_a_red_badge(page: Page) -> None:
     open_at(page, "burgers-1d")
     wait_for(page.locator("#verdict"), "^No warnings")

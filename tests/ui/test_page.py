@@ -337,6 +337,41 @@ def test_a_rollout_that_blows_up_says_so(page: Page, tmp_path: Path) -> None:
     wait_for(page.get_by_role("alert"), "The rollout ended at step 1: ")
 
 
+def test_a_rollout_whose_stream_is_cut_while_it_pauses_can_only_be_played_again(
+    page: Page, server: ServerProcess
+) -> None:
+    open_at(page, "navier-stokes-2d")
+    with Client(server.url) as client:
+        body = io.BytesIO()
+        np.save(body, client.sample("navier-stokes-2d", seed=7))
+    headers = {"Content-Type": "application/x-npy", "Accept": "application/vnd.turbofno.frames"}
+    url = f"{server.url}/v1/models/navier-stokes-2d:rollout?steps=3"
+    records = httpx.post(url, content=body.getvalue(), headers=headers, timeout=30.0).content
+    page.evaluate(
+        """(records) => {
+            const ask = window.fetch;
+            const start = (stream) => {
+                window.stream = stream;
+                stream.enqueue(new Uint8Array(records));
+            };
+            window.fetch = async (url, options) =>
+                url.includes(":rollout") ? new Response(new ReadableStream({ start })) : ask(url, options);
+        }""",
+        # Without the event at the end.
+        list(records[: records.rindex(b'{"event":"end"') - 8]),
+    )
+    page.get_by_role("button", name="Play").click()
+    wait_for(page.locator("#rollout-state"), "^Step 3 of 3")
+    page.get_by_role("button", name="Pause").click()
+    wait_for(page.locator("#play"), "^Resume$")
+    page.evaluate("() => window.stream.close()")
+    wait_for(page.get_by_role("alert"), "cut off")
+    wait_for(page.locator("#play"), "^Play again$")
+    # Frames that have come are left to show.
+    page.get_by_label("Frame").press("Home")
+    wait_for(page.locator("#play"), "^Resume$")
+
+
 def test_by_keyboard_alone_in_the_order_of_the_page(page: Page) -> None:
     open_at(page, "burgers-1d")
     page.get_by_label("Draw").check()

@@ -135,12 +135,27 @@ function fromAddress() {
   return names.find((name) => `#${encodeURIComponent(name)}` === location.hash) ?? null;
 }
 
+// Whether the address names a place on the page, as the link to #main does.
+function isPlace() {
+  return !fromAddress() && Boolean(byId(location.hash.slice(1)));
+}
+
+async function followAddress() {
+  const named = fromAddress();
+  if (named || !location.hash || isPlace()) return loadModel(named ?? (byId("model").value || byId("model").options[0].value));
+  atEase();
+  work.abort();
+  forgetModel("Model");
+  byId("model").value = "";
+  throw new Error(`The address names ${location.hash.slice(1)}, which is no model that is ready here. Choose one from the list.`);
+}
+
 async function loadModels() {
   const { models } = await askJson("/v1/models");
   const ready = [...new Set(models.filter(({ state }) => state === "READY").map(({ name }) => name))];
   if (!ready.length) throw new Error("No model is ready yet. Reload the page in a moment.");
   byId("model").replaceChildren(...ready.map((name) => make("option", {}, name)));
-  await loadModel(fromAddress() ?? ready[0]);
+  await followAddress();
 }
 
 async function loadModel(name) {
@@ -296,7 +311,7 @@ async function compare(predicted, signal) {
   signal.throwIfAborted();
   const truth = solved.field;
   const both = panel.scales("prediction", [predicted, truth]);
-  const off = relativeL2(predicted, truth).map((share) => `relative L2 error ${shown(100 * share)} %`);
+  const off = relativeL2(predicted, truth);
   panel.show("prediction", predicted, both);
   panel.show("truth", truth, both, `in ${shown((performance.now() - started) / 1000)} s`);
   panel.showDifference("error", difference(predicted, truth), off);
@@ -396,7 +411,7 @@ function startCharts() {
 
 function startControls() {
   byId("model").addEventListener("change", () => (location.hash = encodeURIComponent(byId("model").value)));
-  addEventListener("hashchange", () => loadModel(fromAddress() ?? byId("model").value).catch(complain));
+  addEventListener("hashchange", () => isPlace() || followAddress().catch(complain));
   byId("key-form").addEventListener("submit", (event) => {
     event.preventDefault();
     useKey(byId("key").value);

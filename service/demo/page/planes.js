@@ -50,7 +50,7 @@ export function difference(a, b) {
   return { shape: a.shape, data: a.data.map((value, i) => value - b.data[i]) };
 }
 
-// The relative L2 error of each channel.
+// The relative L2 error of each channel of `a` against `b`, as text.
 export function relativeL2(a, b) {
   const size = sizeOf(a.shape.slice(1));
   return Array.from({ length: a.shape[0] }, (_, channel) => {
@@ -59,7 +59,7 @@ export function relativeL2(a, b) {
       above += (a.data[i] - b.data[i]) ** 2;
       below += b.data[i] ** 2;
     }
-    return Math.sqrt(above / below);
+    return below ? `relative L2 error ${shown(100 * Math.sqrt(above / below))} %` : "no relative error: the solution is zero";
   });
 }
 

@@ -84,7 +84,8 @@ export class Rollout {
     if (this.stream === stream) {
       this.stream = null;
       byId("stop").disabled = true;
-      if (!this.frames.length) this.pause();
+      // Its button's name depends on the stream.
+      if (!this.playing || !this.frames.length) this.pause();
     }
   }
 
@@ -159,7 +160,7 @@ export class Rollout {
       const { field: truth } = await askField(path, { field: body, method: "POST" });
       if (this.frames[this.at]?.field !== field) return;
       this.panel.show("truth", truth, this.scales);
-      const off = relativeL2(field, truth).map((share) => `relative L2 error ${shown(100 * share)} %`);
+      const off = relativeL2(field, truth);
       this.panel.showDifference("error", difference(field, truth), off);
       announce(`Step ${step}: ${off.join("; ")}`);
     } catch (error) {
