@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,7 @@ from turbofno.service.codec.json import json_type, parse_object
 from turbofno.service.codec.oip_binary import DATATYPE
 from turbofno.service.context import AppContext
 from turbofno.service.engine.interface import ModelStatus, status_of
-from turbofno.service.errors import BadRequest, Forbidden, Unavailable, Unsupported
+from turbofno.service.errors import BadRequest, Forbidden, NotFound, Unavailable, Unsupported
 from turbofno.service.http import oip_metadata as oip
 from turbofno.service.http.body import read_body
 from turbofno.service.http.call import Call, Operation
@@ -86,8 +87,13 @@ async def ready(call: Call) -> oip.Ready:
 @_route("GET", "/v2/models/stats", summaries=("All statistics",))
 async def all_statistics(call: Call) -> oip.ModelStatistics:
     """Counts and nanoseconds since load, for every model that is ready."""
-    ready = [one for one in call.context.engine.statuses() if one.state == _READY]
-    return oip.ModelStatistics([await _statistics(call, one) for one in ready])
+    found = []
+    for one in call.context.engine.statuses():
+        if one.state == _READY:
+            # It may be unloaded, or its engine end, while the others are read.
+            with suppress(NotFound, Unavailable):
+                found.append(await _statistics(call, one))
+    return oip.ModelStatistics(found)
 
 
 @_route(

@@ -17,7 +17,8 @@ from tests.service.http.live import connected, listening
 from tests.service.http.serving import application, serving
 from tests.service.waiting import until
 from turbofno.service.codec import oip_binary
-from turbofno.service.errors import QueueFull
+from turbofno.service.engine.interface import ModelCounters
+from turbofno.service.errors import QueueFull, Unavailable
 from turbofno.service.http import oip_infer as oip
 
 FIELDS = np.random.default_rng(0).normal(size=(2, 1, 16)).astype("<f4")
@@ -303,6 +304,25 @@ def test_statistics_are_the_engines_totals() -> None:
     response, _ = call("GET", "/v2/models/stats")
     names = [(m["name"], m["version"]) for m in response.json()["model_stats"]]
     assert names == [("tiny-1d", "1"), ("tiny-1d", "2"), ("tiny-2d", "1")]
+
+
+def test_statistics_leave_out_a_model_that_is_unloaded_while_they_are_read() -> None:
+    async def run() -> httpx.Response:
+        async with serving() as (client, engine):
+            counters = engine.counters
+
+            async def unloading(model: str, version: str) -> ModelCounters:
+                if (model, version) == ("tiny-1d", "2"):
+                    raise Unavailable("model 'tiny-1d' version 2 is UNLOADING (unloaded)")
+                return await counters(model, version)
+
+            engine.counters = unloading  # type: ignore[method-assign]
+            return await client.get("/v2/models/stats")
+
+    response = asyncio.run(run())
+    assert response.status_code == 200, response.text
+    names = [(m["name"], m["version"]) for m in response.json()["model_stats"]]
+    assert names == [("tiny-1d", "1"), ("tiny-2d", "1")]
 
 
 @pytest.mark.parametrize(("content", "count"), [(b"", 4), (b"{}", 4), (b'{"ready": true}', 3)])
