@@ -18,6 +18,9 @@ HEALTH = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"
 POLLED = HEALTH | {"/metrics"}
 """Paths that machines poll: logged at DEBUG and not traced."""
 
+LONGEST_PATH = 256
+"""Most characters of a path in a log line or a span: clients choose them, also those of refused requests."""
+
 
 @lru_cache(maxsize=64)
 def _timings(steps: tuple[str, ...]) -> bytes:
@@ -87,5 +90,6 @@ class AccessLog:
 
 
 def shown_path(call: Call) -> str:
-    """The path for a log line: percent-encoded, so that it cannot contain a line break."""
-    return ascii(call.raw_path.decode("latin-1"))[1:-1]
+    """The path for a log line: percent-encoded, so that it cannot contain a line break, and only its beginning if it is long."""
+    path = ascii(call.raw_path[:LONGEST_PATH].decode("latin-1"))[1:-1]
+    return path if len(call.raw_path) <= LONGEST_PATH else f"{path}..."

@@ -101,6 +101,7 @@ async def _receive(call: Call, coding: str | None, limit: int, setting: str | No
                     admitted.hold(call.received)
     except TimeoutError:
         context.admission.refuse_if_ended()
+        context.metrics.reject("body_timeout", call.model)
         raise RequestTimeout(
             f"the body did not arrive within {seconds:g} s ({env_name('body_timeout_seconds')})"
         ) from None

@@ -69,6 +69,8 @@ class Target(NamedTuple):
     model: str
     version: str | None
     """None: the newest."""
+    protocol: ProtocolLabel = "admin"
+    """That of its operations."""
 
 
 class Call:
@@ -147,7 +149,7 @@ class Call:
         self.started, self.steps = time.perf_counter(), {}
         self.request_id = accept_request_id(self.headers.get(b"x-request-id", b""))
         self.caller, self.admitted, self.shed = ANYONE, UNCOUNTED, False
-        self.protocol, self.model, self.version = "admin", "", ""
+        self.protocol, self.model, self.version = self.target.protocol, "", ""
         self.fields, self.body_bytes, self.warned = 0, 0, ()
         self.of_input = ()
         self.span, self.trace = None, ""

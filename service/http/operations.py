@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
-from turbofno.service.errors import NotFound, QueueFull
+from turbofno.service.errors import NotFound, QueueFull, Unavailable
 from turbofno.service.http import (
     health,
     oip_infer,
@@ -78,7 +78,8 @@ def _target(raw_path: bytes) -> Target:
         if found := pattern.fullmatch(path):
             part = found.groupdict()
             model = part.get("name") or part.get("model") or ""
-            return Target(path, operations, model, part.get("version"))
+            protocols = [one.protocol for one in operations.values()]
+            return Target(path, operations, model, part.get("version"), *protocols[:1])
     return Target(path, None, "", None)
 
 
@@ -128,8 +129,12 @@ def _operation(call: Call) -> Operation:
 
 def _admit(call: Call, parse: Parse) -> None:
     operation, target, context = call.operation, call.target, call.context
-    call.protocol = operation.protocol
-    served = call.served = context.served.find(target.model, target.version)
+    try:
+        served = call.served = context.served.find(target.model, target.version)
+    except Unavailable:
+        if operation.of_model:
+            _note_unready(call)
+        raise
     if operation.of_model:
         call.model, call.version = served.name, served.version
     if call.checked is not served:
@@ -150,6 +155,14 @@ def _admit(call: Call, parse: Parse) -> None:
     except QueueFull:
         call.shed = True
         raise
+
+
+def _note_unready(call: Call) -> None:
+    """Note the requested model, if the engine knows its name, and the version that its error is about."""
+    name, version, statuses = call.target.model, call.target.version, call.context.engine.statuses()
+    known = [one.version for one in statuses if one.name == name and version in (None, one.version)]
+    if known:
+        call.model, call.version = name, known[-1]
 
 
 def _no_verb(path: str) -> NotFound:

@@ -8,7 +8,7 @@ from opentelemetry import propagate, trace
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from turbofno.service.http.access_log import POLLED
+from turbofno.service.http.access_log import LONGEST_PATH, POLLED
 from turbofno.service.version import VERSION
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from turbofno.service.http.call import Call
 
 _W3C = TraceContextTextMapPropagator()
-_LONGEST_PATH = 256
-"""Most characters of a path in a span: thousands of spans may wait for the collector, also those of refused requests."""
 
 
 class RequestTracer:
@@ -34,7 +32,7 @@ class RequestTracer:
         carrier = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in call.headers.items()
         }
-        path = call.path[:_LONGEST_PATH]
+        path = call.path[:LONGEST_PATH]
         span = self._tracer.start_span(
             f"{call.method} {path}",
             propagate.extract(carrier),

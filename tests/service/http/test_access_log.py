@@ -7,18 +7,22 @@ import io
 import json
 import logging
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 
 from tests.service.http.serving import added_to_the_table, application
+from turbofno.service.errors import Unavailable
 from turbofno.service.http.access_log import AccessLog
 from turbofno.service.http.asgi import CallMiddleware
 from turbofno.service.http.call import Call, Reply
 from turbofno.service.http.shedding import Shedding
 from turbofno.service.logs import ConsoleFormatter, JsonFormatter, omit_origins
 from turbofno.service.metrics import Metrics
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def ask(path: str = "/x", **options: Any) -> tuple[httpx.Response, Metrics]:
@@ -92,6 +96,71 @@ def test_unknown_paths_do_not_become_labels() -> None:
     assert metrics.registry.get_sample_value("turbofno_requests_total", labels) == 1
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "protocol", "status"),
+    [
+        ("POST", "/v1/models/tiny-1d:predict", "predict", 401),
+        ("GET", "/v1/models/invented:rollout", "rollout", 401),
+        ("POST", "/v2/models/tiny-1d/versions/1/infer", "oip", 401),
+        ("POST", "/v2/models/tiny-1d/load", "admin", 401),
+        ("GET", "/v1/models/tiny-1d:vjp", "vjp", 405),
+        ("PUT", "/v2/models/tiny-1d/infer", "oip", 405),
+        ("GET", "/v1/models/tiny-1d:invented", "admin", 404),
+    ],
+)
+def test_a_request_refused_by_its_head_counts_to_the_protocol_of_its_path(
+    tmp_path: Path, method: str, path: str, protocol: str, status: int
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"someone {'k' * 16}\n")
+    answer, metrics = asyncio.run(
+        _refused(method, path, {"api_keys_file": keys} if status == 401 else {})
+    )
+    assert answer.status_code == status
+    assert _counted(metrics, protocol=protocol, code=str(status)) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "model", "version"),
+    [
+        ("/v1/models/broken:predict", "broken", "1"),
+        ("/v2/models/broken/versions/1/infer", "broken", "1"),
+        # Without statuses, as before the first engine, any name would do.
+        ("/v1/models/invented:predict", "", ""),
+    ],
+)
+def test_a_request_of_a_model_that_is_not_ready_counts_to_it_if_it_is_known(
+    path: str, model: str, version: str
+) -> None:
+    answer, metrics = asyncio.run(_refused("POST", path, {}))
+    assert answer.status_code == 503
+    assert _counted(metrics, model=model, version=version, code="503") == 1
+
+
+async def _refused(
+    method: str, path: str, settings: dict[str, Any]
+) -> tuple[httpx.Response, Metrics]:
+    """The reply of an application without ready models, and its metrics."""
+    app, engine = application(**settings)
+
+    def unready(model: str, version: str | None = None) -> Any:
+        raise Unavailable(f"{model} {version} is not ready")
+
+    engine.config = unready  # type: ignore[method-assign]
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        return await client.request(method, path), app.state.context.metrics
+
+
+def _counted(metrics: Metrics, **labels: str) -> float:
+    (family,) = [one for one in metrics.registry.collect() if one.name == "turbofno_requests"]
+    return sum(
+        one.value
+        for one in family.samples
+        if one.name.endswith("_total") and labels.items() <= one.labels.items()
+    )
+
+
 def test_json_access_line_has_status_times_sizes_and_model() -> None:
     (text,) = access_lines(JsonFormatter(), "/x?q=1", headers={"x-request-id": "abc"})
     line = json.loads(text)
@@ -99,6 +168,12 @@ def test_json_access_line_has_status_times_sizes_and_model() -> None:
     assert line["request_id"] == "abc"
     assert (line["status"], line["model"], line["compute_ms"]) == (200, "m", 250.0)
     assert line["out"] == len('"abc"')
+
+
+def test_a_long_path_is_logged_by_its_beginning() -> None:
+    first, second = access_lines(JsonFormatter(), "/" + "a" * 60_000, "/" + "b" * 255)
+    assert json.loads(first)["message"] == "GET /" + "a" * 255 + "..."
+    assert json.loads(second)["message"] == "GET /" + "b" * 255
 
 
 def test_console_line_cannot_be_forged_by_a_path() -> None:

@@ -209,8 +209,10 @@ async def test_a_body_that_does_not_arrive_times_out_and_releases_its_slot() -> 
         writer.write(raw_request()[:-10])
         status, _, body = await reply(reader)
         assert status == 408, body
-        held = context.metrics.registry.get_sample_value("turbofno_inflight_bytes")
-        assert held == 0
+        read = context.metrics.registry.get_sample_value
+        assert read("turbofno_inflight_bytes") == 0
+        late = {"reason": "body_timeout", "model": "tiny-1d"}
+        assert read("turbofno_rejections_total", late) == 1
 
 
 @in_loop
