@@ -270,6 +270,12 @@ def status_of(config: ModelConfig, engine: Engine) -> ModelStatus:
     return next(status for status in engine.statuses() if (status.name, status.version) == key)
 
 
+def not_any_more(error: Unavailable) -> Unavailable:
+    """The error for a model that was ready when the fields were checked. A retry is served by the version that replaced it, or
+    is told why there is none."""
+    return Unavailable(error.message, retry_after=error.retry_after or 1.0)
+
+
 def not_served(name: str, version: str | None, statuses: Sequence[ModelStatus]) -> ServiceError:
     """The error for a model of which no version (or not this one) is READY, by the statuses of all, sorted by version."""
     versions = [one for one in statuses if one.name == name]

@@ -21,6 +21,7 @@ from turbofno.service.engine.interface import (
     RecoveryRecord,
     RolloutRequest,
     heap_buffer,
+    not_any_more,
 )
 from turbofno.service.engine.turn import Asked, Turn
 from turbofno.service.errors import PayloadTooLarge, ServiceError, Unavailable
@@ -190,7 +191,10 @@ class LocalEngine:
 
     def _instance(self, request: PredictRequest) -> ModelInstance:
         """The requested model. Raises NotFound; Unavailable, also if a reload changed what the fields are for."""
-        instance = self._repository.get(request.model, request.version)
+        try:
+            instance = self._repository.get(request.model, request.version)
+        except Unavailable as error:
+            raise not_any_more(error) from None
         _check_unchanged(instance, request)
         return instance
 

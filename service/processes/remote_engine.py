@@ -22,6 +22,7 @@ from turbofno.service.engine.interface import (
     PredictRequest,
     PredictResult,
     RolloutRequest,
+    not_any_more,
     not_served,
 )
 from turbofno.service.errors import Unavailable
@@ -221,7 +222,10 @@ class RemoteEngine:
         links = self._links_of.get(id(config))
         if not links:
             # Unloaded, or its engine died.
-            self.config(config.name, config.version)
+            try:
+                self.config(config.name, config.version)
+            except Unavailable as error:
+                raise not_any_more(error) from None
             raise _no_engine()
         return links[0] if len(links) == 1 else min(links, key=attrgetter("fields_in_flight"))
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.service.http.live import connected, served
 from tests.service.processes.running import as_npy
@@ -158,6 +159,31 @@ def test_an_engine_lost_on_the_way_to_it(
             assert await status(streams[0]) == 503
             assert not front.engine.block
             assert front.memory.used_bytes == 0
+
+    asyncio.run(main())
+
+
+def test_a_request_of_a_model_that_was_unloaded_meanwhile_may_be_retried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        async with front_end() as (front, port), connected(port) as (reader, writer):
+            predict = front.remote.predict
+            (link,) = front.remote._links.values()
+
+            def unload_and_predict(request: PredictRequest) -> Any:
+                link.digests.clear()
+                gone = ModelStatus(CONFIG.name, CONFIG.version, "UNAVAILABLE", "unloaded")
+                models = [replace(model, status=gone) for model in link.state.models]
+                link.state = replace(link.state, models=models)
+                front.remote._on_state()
+                return predict(request)
+
+            monkeypatch.setattr(front.remote, "predict", unload_and_predict)
+            await send(reader, writer)
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            assert head.startswith(b"http/1.1 503 ")
+            assert b"\r\nretry-after: 1\r\n" in head
 
     asyncio.run(main())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import shutil
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,7 +19,7 @@ from tests.service.tiny import save_tiny
 from tests.service.waiting import until
 from turbofno.service.engine.interface import PredictRequest, PredictResult
 from turbofno.service.engine.local import LocalEngine
-from turbofno.service.errors import PayloadTooLarge, QueueFull
+from turbofno.service.errors import PayloadTooLarge, QueueFull, Unavailable
 from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.processes.engine_process import EngineServer
@@ -46,9 +47,9 @@ class Service:
         await until(lambda: bool(self.server._front_ends))
         self.server._configs["digest"] = self.config
 
-    def ask(self, size: int = 1, **options: Any) -> asyncio.Task[PredictResult]:
+    def ask(self, size: int = 1, version: str = "1", **options: Any) -> asyncio.Task[PredictResult]:
         fields = np.ones((size, 1, 32), np.float32)
-        request = PredictRequest("tiny-1d", "1", fields, "id", config=self.config, **options)
+        request = PredictRequest("tiny-1d", version, fields, "id", config=self.config, **options)
         return asyncio.create_task(self.link.predict(request))
 
     @asynccontextmanager
@@ -174,6 +175,20 @@ def test_those_of_a_dead_front_end_are_dropped(limit: int, tmp_path: Path) -> No
             await until(lambda: running.idle)
             running.link.close("the engine does not answer any more")
             await asyncio.gather(*asked, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_those_of_a_version_that_was_rolled_back_meanwhile_may_be_retried(tmp_path: Path) -> None:
+    async def main() -> None:
+        save_tiny(tmp_path, "tiny-1d", version="2")
+        async with service(tmp_path) as running:
+            shutil.rmtree(tmp_path / "tiny-1d" / "2")
+            await running.engine.load("tiny-1d")
+            with pytest.raises(Unavailable, match=r"READY: version 1$") as caught:
+                await running.ask(version="2")
+            assert caught.value.retry_after == 1.0
+            assert (await running.ask()).version == "1"
 
     asyncio.run(main())
 
