@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -18,6 +18,7 @@ from turbofno.service.app import create_app, drain
 from turbofno.service.context import AppContext
 from turbofno.service.http.edge import Edge
 from turbofno.service.http.tls import Certificates, tls_options
+from turbofno.service.processes.port import bind
 from turbofno.service.settings import env_name, exposure_warnings, http_url, misspelt_variables
 from turbofno.service.system import (
     SWITCH_SECONDS,
@@ -142,8 +143,16 @@ class DrainingServer(uvicorn.Server):
         self._context.admission.start_draining()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start as uvicorn does, with a time limit for TLS handshakes, and handle SIGHUP."""
+        """Start as uvicorn does, with a time limit for TLS handshakes, on IPv4 too if the host is `::`, and handle SIGHUP."""
         loop, settings = asyncio.get_running_loop(), self._context.settings
+        if sockets is None and settings.host == "::":
+            # The event loop's own socket would refuse IPv4.
+            create_server = loop.create_server
+
+            async def on_both(factory: Any, *, host: str, port: int, **options: Any) -> Any:  # noqa: ARG001
+                return await create_server(factory, sock=bind(settings, shared=False), **options)
+
+            loop.create_server = on_both  # type: ignore[method-assign, assignment]
         if self.config.ssl is not None:
             self._certificates = Certificates(settings, self.config.ssl)
             # uvicorn sets none, and the event loop's are a minute and half of one. A connection counts from the end of its

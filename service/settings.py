@@ -119,7 +119,8 @@ class Settings(BaseSettings):
     host: str = Field(
         default="127.0.0.1",
         min_length=1,
-        description="Address to listen on. The default accepts connections from this machine only; 0.0.0.0 accepts all.",
+        description="Address to listen on. The default accepts connections from this machine only; 0.0.0.0 accepts all "
+        "over IPv4, :: over IPv4 and IPv6.",
     )
     port: int = Field(
         default=8080, ge=0, le=65535, description="TCP port, 0 to 65535; 0 picks a free one."

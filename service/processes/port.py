@@ -1,4 +1,4 @@
-"""The port shared by all front ends."""
+"""Sockets bound to the service's address, such as those that all front ends share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from turbofno.service.settings import Settings
 
 
 def bind(settings: Settings, *, shared: bool) -> socket.socket:
-    """A socket bound to the settings' address, not listening yet; `shared` ones may have the same address.
+    """A socket bound to the settings' address, `::` for IPv4 too, not listening yet; `shared` ones may have the same address.
 
     The kernel distributes new connections among the listening sockets.
 
@@ -19,6 +19,8 @@ def bind(settings: Settings, *, shared: bool) -> socket.socket:
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family is socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         if shared:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         bound.bind((settings.host, settings.port))

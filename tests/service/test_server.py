@@ -89,7 +89,7 @@ def running(repository: Path, *, before: str = "", **settings: object) -> Iterat
     environment["TURBOFNO_MODEL_REPOSITORY"] = str(repository)
     process = start(before + CODE, cwd=ROOT, env=environment)
     log: list[str] = []
-    with announced(process, r"running on http://127\.0\.0\.1:(\d+)", log) as port:
+    with announced(process, r"running on http://(?:127\.0\.0\.1|\[::\]):(\d+)", log) as port:
         yield Server(process, int(port or 0), log)
 
 
@@ -150,6 +150,19 @@ def test_a_signal_drains_accepted_requests_and_exits_0(
         status, body = read_response(accepted)
         assert status == 200
         assert len(json.loads(body)["outputs"]["u"]) == 16
+        assert server.process.wait(10) == 0
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+def test_the_wildcard_of_ipv6_listens_on_ipv4_too(repository: Path) -> None:
+    with running(repository, host="::") as server:
+        until_ready(server)
+        assert httpx.get(f"http://[::1]:{server.port}/readyz").status_code == 200
+        # Its port is taken for both.
+        with running(repository, host="::", port=server.port) as second:
+            assert second.process.wait(20) == 1
+        assert any("set another TURBOFNO_HOST or TURBOFNO_PORT" in line for line in second.log)
+        server.process.terminate()
         assert server.process.wait(10) == 0
 
 
