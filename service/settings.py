@@ -280,7 +280,7 @@ class Settings(BaseSettings):
     )
     request_deadline_seconds: PositiveFloat = Field(
         default=30.0,
-        description="A request that has not started to run after this many seconds gets status 504; one that is "
+        description="A request that has not started to run after this many seconds in the queue gets status 504; one that is "
         "expected to wait longer gets 429 at once. Above 0.",
     )
 

@@ -20,7 +20,8 @@ DEADLINE_HEADER: dict[str, Any] = {
     "name": DEADLINE,
     "in": "header",
     "required": False,
-    "description": "drop the work with 504 if it has not started within this many milliseconds",
+    "description": "drop the work with 504 if it has not started within this many milliseconds, "
+    "counted once the body has come and is decoded",
     "schema": {"type": "number", "exclusiveMinimum": 0},
 }
 

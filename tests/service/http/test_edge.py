@@ -6,6 +6,7 @@ import asyncio
 import gc
 import gzip
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -213,6 +214,21 @@ async def test_a_body_that_does_not_arrive_times_out_and_releases_its_slot() -> 
         assert read("turbofno_inflight_bytes") == 0
         late = {"reason": "body_timeout", "model": "tiny-1d"}
         assert read("turbofno_rejections_total", late) == 1
+
+
+@in_loop
+async def test_the_deadline_counts_once_the_body_has_come() -> None:
+    async with listening() as (port, engine, _), connected(port) as (reader, writer):
+        lines = "Content-Type: application/x-npy", "X-Deadline-Ms: 50"
+        request = raw_request(PREDICT, npy(FIELD), *lines)
+        writer.write(request[:-10])
+        await asyncio.sleep(0.1)
+        sent = time.monotonic()
+        writer.write(request[-10:])
+        assert (await reply(reader))[0] == 200
+        deadline = engine.requests[0].deadline
+        assert deadline is not None
+        assert deadline >= sent + 0.05
 
 
 @in_loop
