@@ -176,7 +176,10 @@ async def configuration(call: Call) -> dict[str, Any]:
     summaries=("Statistics of a model", "Statistics of one version"),
 )  # fmt: skip
 async def statistics(call: Call) -> oip.ModelStatistics:
-    """Counts and nanoseconds since load; without a version, of the newest."""
+    """Counts and nanoseconds since load; without a version, of the newest.
+
+    `fail` leaves out requests that were refused before they reached the model's queue.
+    """
     return oip.ModelStatistics([await _statistics(call, _config(call))])
 
 

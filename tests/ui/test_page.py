@@ -370,6 +370,10 @@ def test_a_rollout_whose_stream_is_cut_while_it_pauses_can_only_be_played_again(
     # Frames that have come are left to show.
     page.get_by_label("Frame").press("Home")
     wait_for(page.locator("#play"), "^Resume$")
+    page.get_by_label("Frame").press("End")
+    page.get_by_role("button", name="Play again").click()
+    expect(page.get_by_role("alert")).to_be_hidden()
+    wait_for(page.locator("#rollout-state"), "^Step 3 of 3")
 
 
 def test_by_keyboard_alone_in_the_order_of_the_page(page: Page) -> None:

@@ -51,7 +51,7 @@ const brush = new Brush(byId("brush"), () => {
   take(input);
   predictAnew();
 });
-const rollout = new Rollout({ panel: rolloutPanel, source: () => ({ model, input, solvePath }), failed: complain });
+const rollout = new Rollout({ panel: rolloutPanel, source: () => ({ model, input, solvePath }), failed: complain, started: atEase });
 
 function sourceIs(name) {
   return document.querySelector("[name=source]:checked").value === name;

@@ -16,9 +16,10 @@ export const KINDS = {
 };
 
 export class Rollout {
-  // `panel` shows KINDS; `source()`: { model, input, solvePath(steps, input) -> { path, body } }; `failed(error)` shows an error.
-  constructor({ panel, source, failed }) {
-    Object.assign(this, { panel, source, failed });
+  // `panel` shows KINDS; `source()`: { model, input, solvePath(steps, input) -> { path, body } }; `failed(error)` shows an error,
+  // until `started()`.
+  constructor({ panel, source, failed, started }) {
+    Object.assign(this, { panel, source, failed, started });
     this.play = byId("play");
     this.scrub = byId("scrub");
     byId("rollout-form").addEventListener("submit", (event) => {
@@ -57,6 +58,7 @@ export class Rollout {
   async start() {
     const { model, input } = this.source();
     const steps = Number(byId("steps").value);
+    this.started();
     this.reset();
     const stream = (this.stream = new AbortController());
     this.resume();
