@@ -252,6 +252,8 @@ async def test_an_idle_connection_holds_no_bytes_of_a_refused_body() -> None:
         writer.write(raw_request(INFER_RAW, body, "Content-Encoding: zstd"))
         assert (await reply(reader))[0] == 415
         await asyncio.sleep(0.05)
+        # those of tests before
+        gc.collect()
         (exchange,) = [one for one in gc.get_objects() if type(one) is edge.Exchange]
         assert not exchange.pieces
 
