@@ -230,9 +230,14 @@ def test_an_idle_model_runs_next_despite_a_long_queue_of_another() -> None:
     assert batcher.next_batch(0.0).batch[0].ticket is late
 
 
-def test_idle_flows_accumulate_no_credit() -> None:
+@pytest.mark.parametrize("queued", [True, False], ids=["queued", "at once"])
+def test_idle_flows_accumulate_no_credit(queued: bool) -> None:
     batcher = Batcher(Policy(max_fields=1, max_bytes=10**9))
-    run_some(batcher, [ticket() for _ in range(500)])
+    for _ in range(500):
+        if queued:
+            run_some(batcher, [ticket()])
+        else:
+            batcher.note_ran(batcher.batch_of([ticket()]), 1.0)
     got = served(batcher, {"m0": ticket, "m1": partial(ticket, model=1)}, 100)
     assert abs(got["m0"] - got["m1"]) <= 2 * 4.0, got
 
@@ -248,9 +253,25 @@ def test_each_level_gets_twice_the_time_of_the_one_below_and_the_lowest_is_not_s
     assert got["lowest"] >= 2.0
 
 
+def test_a_batch_of_several_flows_is_charged_to_each_by_its_fields() -> None:
+    batcher = Batcher(Policy(max_fields=8, max_bytes=10**9))
+    # In time by weight: 1 s for 2 fields at level 4, 12 s for 6 fields at level 6, 4 s for the other model.
+    batcher.add(ticket(1, priority=4), ticket(1, priority=4))
+    batcher.add(ticket(6, priority=6))
+    batcher.note_ran(batcher.next_batch(0.0).batch, 8.0)
+    batcher.add(ticket(8, model=1))
+    batcher.note_ran(batcher.next_batch(0.0).batch, 4.0)
+    high, low, other = ticket(8, priority=4), ticket(8, priority=6), ticket(8, model=1)
+    for one in (low, other, high):
+        batcher.add(one)
+    batches, _ = run_dry(batcher, 0.0)
+    assert [batch[0].ticket for batch in batches] == [high, other, low]
+
+
 def test_default_priority_is_in_the_middle() -> None:
     assert ticket(priority=0).kind.flow == ticket(priority=5).kind.flow
     assert ticket(priority=10**6).kind.flow == ticket(priority=10).kind.flow
+    assert len({ticket(priority=level).kind.flow for level in range(1, 11)}) == 10
 
 
 def test_work_that_fails_at_once_does_not_starve_others() -> None:
@@ -277,6 +298,40 @@ def test_discarded_ticket_does_not_run() -> None:
     assert [[p.ticket for p in b] for b in batches] == [[stays]]
 
 
+def test_discarded_tickets_count_neither_for_a_full_batch_nor_as_waiting() -> None:
+    batcher = Batcher(Policy(max_fields=4, max_bytes=10**9))
+    gone, stays = ticket(3), ticket(2)
+    batcher.add(gone, stays)
+    batcher.discard(gone)
+    assert batcher.next_batch(0.0, full_only=True).batch == ()
+    batcher.discard(stays)
+    batcher.discard(stays)
+    assert run_dry(batcher, 0.0) == ([], [])
+
+
+def test_tickets_that_ran_or_expired_do_not_count_for_a_full_batch() -> None:
+    batcher = Batcher(Policy(max_fields=4, max_bytes=10**9))
+    late, rest = ticket(2, deadline=1.0), ticket(3)
+    batcher.add(ticket(4), rest)
+    batcher.next_batch(0.0)
+    assert batcher.next_batch(0.0, full_only=True).batch == ()
+    batcher.next_batch(0.0)
+    batcher.add(late, ticket(4), ticket(3))
+    assert batcher.next_batch(2.0).expired == (late,)
+    assert batcher.next_batch(2.0, full_only=True).batch == ()
+
+
+def test_a_flow_whose_tickets_expired_lends_no_turn_to_the_rest_of_its_bucket() -> None:
+    batcher = Batcher(Policy(max_fields=4, max_bytes=10**9))
+    run_some(batcher, [ticket(priority=9)])
+    late, same, other = ticket(priority=1, deadline=1.0), ticket(priority=9), ticket(model=1)
+    for one in (late, same, other):
+        batcher.add(one)
+    batches, expired = run_dry(batcher, 2.0)
+    assert [[part.ticket for part in batch] for batch in batches] == [[other], [same]]
+    assert expired == [late]
+
+
 def test_partly_run_ticket_does_not_expire() -> None:
     batcher = Batcher(Policy(max_fields=2, max_bytes=10**9))
     one = ticket(4, deadline=1.0)
@@ -293,7 +348,12 @@ def test_queue_delay_defers_a_batch_until_it_is_full_or_old_enough() -> None:
     decision = batcher.next_batch(0.5)
     assert decision.batch == ()
     assert decision.wake_at == 1.0
+    for model in (1, 2):
+        batcher.add(ticket(arrival=0.25 / model, model=model))
+    assert batcher.next_batch(0.5).wake_at == 1.0, "the first of all"
     assert len(batcher.next_batch(1.0).batch) == 1
+    assert batcher.next_batch(1.0).wake_at == 1.125
+    run_dry(batcher, 2.0)
     batcher.add(ticket(arrival=1.0))
     batcher.add(ticket(arrival=1.1))
     assert len(batcher.next_batch(1.1).batch) == 2
