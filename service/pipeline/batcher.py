@@ -120,9 +120,7 @@ class Batcher:
         expired: list[Ticket] = []
         wake_at: float | None = None
         for *_, flow, bucket in self._lanes_in_order():
-            queue = self._queues.get(bucket)
-            if queue is None or flow not in queue.lanes:
-                continue
+            queue = self._queues[bucket]
             limit = self.limit(queue.kind)
             full = queue.fields >= limit
             ready_at = float("-inf") if full else queue.ready_at(self._policy.max_delay)

@@ -255,17 +255,17 @@ def test_each_level_gets_twice_the_time_of_the_one_below_and_the_lowest_is_not_s
 
 def test_a_batch_of_several_flows_is_charged_to_each_by_its_fields() -> None:
     batcher = Batcher(Policy(max_fields=8, max_bytes=10**9))
-    # In time by weight: 1 s for 2 fields at level 4, 12 s for 6 fields at level 6, 4 s for the other model.
-    batcher.add(ticket(1, priority=4), ticket(1, priority=4))
-    batcher.add(ticket(6, priority=6))
-    batcher.note_ran(batcher.next_batch(0.0).batch, 8.0)
-    batcher.add(ticket(8, model=1))
-    batcher.note_ran(batcher.next_batch(0.0).batch, 4.0)
-    high, low, other = ticket(8, priority=4), ticket(8, priority=6), ticket(8, model=1)
-    for one in (low, other, high):
+    high, low, first, second = (
+        ticket(8, priority=4), ticket(12, priority=6), ticket(8, model=1), ticket(8, model=2),
+    )  # fmt: skip
+    # By weight: 0.5 s, 14 s, 0.45 s, 0.6 s.
+    batcher.note_ran([Slice(high, 0, 1), Slice(low, 5, 12)], 8.0)
+    batcher.note_ran([Slice(first, 0, 1)], 0.45)
+    batcher.note_ran([Slice(second, 0, 1)], 0.6)
+    for one in (low, second, high, first):
         batcher.add(one)
     batches, _ = run_dry(batcher, 0.0)
-    assert [batch[0].ticket for batch in batches] == [high, other, low]
+    assert [batch[0].ticket for batch in batches] == [first, high, second, low, low]
 
 
 def test_default_priority_is_in_the_middle() -> None:
