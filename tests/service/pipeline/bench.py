@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -125,6 +126,8 @@ async def running(**settings: Any) -> AsyncIterator[Bench]:
         bench.model.gate.set()
         await bench.scheduler.close(within=5)
         assert bench.capacity.total == 0, "queue capacity was lost"
+        expected = (bench.capacity._bytes, *bench.capacity._ahead.values())
+        assert not any(map(Counter.total, expected)), "later requests would be expected to wait"
 
 
 def on_bench(**settings: Any) -> Callable[..., Callable[[], None]]:

@@ -194,6 +194,30 @@ def test_total_queue_limit_holds_across_models() -> None:
     capacity.reserve(ticket(1, "b"))
 
 
+def test_tickets_are_reserved_together_only_if_all_of_them_fit() -> None:
+    _, capacity, _ = make(
+        max_queued_fields=6, max_queued_fields_per_model=4, max_fields_per_request=4
+    )
+    assert not capacity.reserve_all([ticket(3), ticket(2)])
+    assert capacity.reserve_all([ticket(2), ticket(2)])
+    assert not capacity.reserve_all([ticket(1, "b"), ticket(2, "b")])
+    assert capacity.reserve_all([ticket(1, "b"), ticket(1, "b")])
+    assert capacity.total == 6
+
+
+def test_tickets_are_not_reserved_together_if_one_of_them_has_a_limit_of_its_own() -> None:
+    _, capacity, _ = make()
+    limited = ticket(1)
+    limited.request.client_max_fields = 1
+    assert not capacity.reserve_all([limited, ticket(1)])
+    capacity.note_batch("m", limit=1000, seconds=1.0)
+    # The last one waits for 2 s, as its fields run behind those of the others.
+    for deadlines in ((2.1, None, 9.0), (9.0, None, 2.1)):
+        assert not capacity.reserve_all([ticket(7, deadline=deadline) for deadline in deadlines])
+    assert capacity.total == 0
+    assert capacity.reserve_all([ticket(7, deadline=deadline) for deadline in (2.4, None, 9.0)])
+
+
 def test_retry_after_follows_the_drain_rate() -> None:
     _, capacity, _ = make()
     assert capacity.drain_seconds == 1.0
@@ -204,6 +228,8 @@ def test_retry_after_follows_the_drain_rate() -> None:
     assert capacity.drain_seconds == pytest.approx(16.0)
     capacity.note_batch("other", limit=1000, seconds=1.0)
     capacity.reserve(ticket(10, "other"))
+    assert capacity.drain_seconds == pytest.approx(17.0)
+    capacity.reserve(ticket(10, "not known yet"))
     assert capacity.drain_seconds == pytest.approx(17.0)
     capacity.reserve(ticket(900))
     assert capacity.drain_seconds == 60.0
@@ -254,8 +280,8 @@ def test_expected_wait_counts_only_one_batch_of_a_large_request() -> None:
 def test_expected_wait_counts_the_remaining_time_of_running_batches() -> None:
     _, capacity, _ = make()
     capacity.note_batch("m", limit=1000, seconds=1.0)
-    for start in (10.0, 10.2):
-        capacity.dispatch([Slice(ticket(10), 0, 10)], start, waited=False)
+    for start, part in ((10.0, 0), (10.2, 10)):
+        capacity.dispatch([Slice(ticket(20), part, part + 10)], start, waited=False)
     assert capacity.wait_seconds("m", 5, 10.5) == pytest.approx(1.5)
     capacity.end_batch(10.9)
     assert capacity.wait_seconds("m", 5, 11.0) == pytest.approx(0.9)
@@ -272,7 +298,8 @@ def request(fields: int, *, most: int) -> PredictRequest:
 def test_fields_in_progress_are_limited_by_caller_and_released() -> None:
     _, capacity, _ = make()
     with capacity.quota(request(6, most=8)):
-        with pytest.raises(QueueFull, match="alice"), capacity.quota(request(3, most=8)):
+        whole = r"^API key 'alice' has 6 fields .* asked for 3 more: its limit is 8\. Retry"
+        with pytest.raises(QueueFull, match=whole), capacity.quota(request(3, most=8)):
             pass
         with capacity.quota(request(2, most=8)), capacity.quota(request(50, most=0)):
             pass

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from turbofno.service.engine.interface import PredictRequest
 from turbofno.service.pipeline.batcher import Batcher, Policy
 from turbofno.service.pipeline.ticket import Kind, Slice, Ticket
+from turbofno.service.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,6 +135,20 @@ def test_oversized_ticket_alternates_with_others_and_fills_their_batches() -> No
         [(large, 11, 19)],
         [(large, 19, 20)],
     ]
+
+
+def test_a_ticket_that_does_not_fit_keeps_its_place_and_stays_whole() -> None:
+    batcher = Batcher(Policy(max_fields=4, max_bytes=10**9))
+    first, second, third = ticket(1), ticket(4), ticket(1)
+    for one in (first, second, third):
+        batcher.add(one)
+    batches, _ = run_dry(batcher, 0.0)
+    assert [[part.ticket for part in batch] for batch in batches] == [[first], [second], [third]]
+
+
+def test_a_model_with_other_limits_has_batches_of_the_usual_size() -> None:
+    policy = Policy.of(Settings(model_limits="a batch=2, b fields=3"))  # type: ignore[arg-type]
+    assert [policy.limit(4, model=model) for model in ("a", "b", "c")] == [2, 16, 16]
 
 
 @pytest.mark.parametrize("grid", [4, 8])
