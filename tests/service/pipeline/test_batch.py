@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,8 +21,10 @@ from turbofno.service.engine.runnable import ModelOutput, Ran
 from turbofno.service.errors import InferenceFailed, Unavailable
 from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline import memory_limits
+from turbofno.service.pipeline.batcher import Batcher, Policy
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.pipeline.scheduler import Scheduler
+from turbofno.service.pipeline.ticket import Bucket
 from turbofno.service.settings import Settings
 
 pytestmark = pytest.mark.timeout(20)
@@ -178,6 +181,29 @@ def test_full_batches_are_tried_again_each_time_later(monkeypatch: pytest.Monkey
         await bench.scheduler.close(within=5)
 
     asyncio.run(main())
+
+
+def test_a_limit_that_is_lowered_again_holds_for_the_whole_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timers = FakeTimers()
+    loop = SimpleNamespace(get_running_loop=lambda: timers)
+    monkeypatch.setattr(memory_limits, "asyncio", loop)
+    metrics, batcher = Metrics(), Batcher(Policy(max_fields=16, max_bytes=10**9))
+    limits = memory_limits.MemoryLimits(batcher, metrics)
+    coarse, fine = (Bucket("adder", "1", 0, (1, grid), None) for grid in (4, 8))
+    for bucket, fits in ((coarse, 4), (coarse, 2), (fine, 3), (coarse._replace(model="other"), 1)):
+        limits.lower(bucket, Mock(splits=1, size=16, largest_run=fits))
+    assert len(timers.left) == 3
+
+    def shown() -> float | None:
+        labels = {"model": "adder", "version": "1"}
+        return metrics.registry.get_sample_value("turbofno_lowered_batch_limit", labels)
+
+    assert shown() == 2
+    for lowest in (3, None):
+        assert timers.run_next() == memory_limits.SHORTEST
+        assert shown() == lowest
 
 
 @on_bench(room=100)
