@@ -142,6 +142,7 @@ def test_body_over_the_inflight_limit_is_refused_and_holds_nothing_more() -> Non
     ):
         for budget in (first, second):
             budget.hold(100)
+        third.hold(30)
         third.hold(50)
         with pytest.raises(QueueFull, match="TURBOFNO_MAX_INFLIGHT_BYTES"):
             third.hold(51)
@@ -160,6 +161,8 @@ def test_body_over_the_limit_is_refused() -> None:
     with pytest.raises(PayloadTooLarge, match="TURBOFNO_MAX_BODY_BYTES"), admit(admission, 101):
         pass
     assert inflight(metrics) == 0
+    reasons = {"reason": "body_too_large", "model": "m"}
+    assert metrics.registry.get_sample_value("turbofno_rejections_total", reasons) == 1
 
 
 def test_full_queue_refuses_before_the_body_is_read() -> None:
@@ -173,6 +176,33 @@ def test_full_queue_refuses_before_the_body_is_read() -> None:
     capacity.release([Slice(queued, 0, 1)])
     with admit(admission, 1):
         pass
+
+
+def test_a_slot_that_was_left_is_not_given_back_again() -> None:
+    admission, capacity, _ = make(max_queued_fields_per_model=4, max_fields_per_request=4)
+    with admit(admission, 1) as admitted:
+        admitted.leave_slot()
+        capacity.reserve(ticket(4))
+    with pytest.raises(QueueFull), admit(admission, 1):
+        pass
+
+
+def test_requests_that_do_not_queue_take_no_slots() -> None:
+    admission, _, _ = make(max_queued_fields_per_model=4, max_fields_per_request=4)
+    for _ in range(5):
+        admission.admit(1, model="m", version="1", queued=False)
+    with admit(admission, 1):
+        pass
+
+
+def test_a_body_fits_easily_if_it_leaves_three_quarters_of_every_limit() -> None:
+    admission, _, _ = make(model_limits="m bytes=100")
+    for model, most in (("m", 25), ("other", 250 // 4)):
+        with admit(admission, None, model) as admitted:
+            for held in (0, 10):
+                admitted.hold(held)
+                assert admitted.fits_easily(most)
+                assert not admitted.fits_easily(most + 1)
 
 
 def test_full_queue_of_one_model_does_not_block_others() -> None:
@@ -385,11 +415,17 @@ def test_draining_refuses_new_requests_and_waits_for_admitted_ones() -> None:
     async def main() -> None:
         admission, _, _ = make()
         with admit(admission, 1):
-            admission.start_draining()
-            with pytest.raises(Unavailable, match="shutting down"), admit(admission, 1):
-                pass
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(admission.wait_idle(), 0.01)
+            pass
+        with admit(admission, 1):
+            with admit(admission, 1):
+                admission.start_draining()
+                with pytest.raises(Unavailable, match="shutting down"), admit(admission, 1):
+                    pass
+                waiting = asyncio.create_task(admission.wait_idle())
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert not waiting.done()
+        await asyncio.wait_for(waiting, 1)
         await asyncio.wait_for(admission.wait_idle(), 1)
 
     asyncio.run(main())
@@ -399,8 +435,9 @@ def test_answer_is_never_refused_but_blocks_others_until_it_is_sent() -> None:
     admission, _, metrics = make()
     with admit(admission, 10) as budget:
         budget.hold(10)
-        budget.hold_answer(300)
-        assert inflight(metrics) == 300
+        budget.hold_answer(310)
+        budget.hold(300)
+        assert inflight(metrics) == 300, "what takes less than before is not refused either"
         with pytest.raises(QueueFull), admit(admission, 1):
             pass
     with admit(admission, 1):
