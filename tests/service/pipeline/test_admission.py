@@ -188,11 +188,30 @@ def test_a_slot_that_was_left_is_not_given_back_again() -> None:
 
 
 def test_requests_that_do_not_queue_take_no_slots() -> None:
-    admission, _, _ = make(max_queued_fields_per_model=4, max_fields_per_request=4)
-    for _ in range(5):
-        admission.admit(1, model="m", version="1", queued=False)
+    admission, capacity, _ = make(max_queued_fields_per_model=4, max_fields_per_request=4)
+    others = [admission.admit(1, model="m", version="1", queued=False) for _ in range(5)]
     with admit(admission, 1):
         pass
+    for other in others:
+        other.leave()
+    capacity.reserve(ticket(4))
+    with pytest.raises(QueueFull), admit(admission, 1):
+        pass
+
+
+def test_a_slot_is_kept_until_the_request_is_in_the_queue() -> None:
+    async def main() -> None:
+        admission, *_ = make()
+        for _ in range(2):
+            together = [admission.admit(1, model="m", version="1") for _ in range(2)]
+            for admitted in together:
+                admission.enter_queue(admitted)
+                admitted.leave()
+            assert admission.coming["m", "1"] == 2
+            await asyncio.sleep(0)
+            assert admission.coming["m", "1"] == 0
+
+    asyncio.run(main())
 
 
 def test_a_body_fits_easily_if_it_leaves_three_quarters_of_every_limit() -> None:
@@ -399,8 +418,10 @@ def test_bytes_are_limited_by_model_without_blocking_others() -> None:
     admission, _, _ = make(model_limits="m bytes=60")
     with admit(admission, 40) as first:
         first.hold(40)
-        with pytest.raises(QueueFull, match=r"'m' hold 40 .*MODEL_LIMITS"), admit(admission, 21):
-            pass
+        full = pytest.raises(QueueFull, match=r"'m' hold 40 .*: its limit is 60 .*MODEL_LIMITS")
+        for size in (21, 60):
+            with full, admit(admission, size):
+                pass
         with admit(admission, None) as chunked, pytest.raises(QueueFull, match="MODEL_LIMITS"):
             chunked.hold(21)
         with admit(admission, 100, "other") as other:
@@ -409,6 +430,17 @@ def test_bytes_are_limited_by_model_without_blocking_others() -> None:
         pass
     with admit(admission, 60) as again:
         again.hold(60)
+
+
+def test_limits_of_bytes_by_model_and_by_caller_hold_together() -> None:
+    admission, _, _ = make(model_limits="m bytes=60")
+    for most, size, whose in ((100, 61, "model 'm'"), (40, 41, "API key 'alice'")):
+        caller = Caller("alice", max_bytes=most)
+        with (
+            pytest.raises(PayloadTooLarge, match=whose),
+            admit(admission, size, caller=caller),
+        ):
+            pass
 
 
 def test_draining_refuses_new_requests_and_waits_for_admitted_ones() -> None:
