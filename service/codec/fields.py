@@ -112,9 +112,7 @@ def check_shape(
         )
     check_grid(shape[2:], config, name=name)
     if shape[0] < 1:
-        raise InvalidField(
-            f"'{name}' has shape {list(shape)}, expected at least one field in the batch"
-        )
+        raise InvalidField(f"'{name}' has no fields, expected at least one field in the batch")
     if shape[0] > max_fields:
         raise PayloadTooLarge(
             f"'{name}' has {shape[0]} fields, one request may have at most {max_fields}: split it "
@@ -290,10 +288,9 @@ def _stack_channels(
                 f"{list(first.shape)}: all channels of a request must have the same shape"
             )
     batched = first.ndim == n_dim + 1
-    shape = first.shape if batched else (1, *first.shape)
-    check_grid(shape[1:], config, name=channels[0])
-    full = (shape[0], len(channels), *shape[1:])
-    check_shape(full, config, max_fields=max_fields)
+    batch, *grid = first.shape if batched else (1, *first.shape)
+    full = (batch, len(channels), *grid)
+    check_shape(full, config, max_fields=max_fields, name=channels[0])
     fields = np.empty(full, dtype=np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         for i, name in enumerate(channels):

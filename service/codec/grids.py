@@ -70,8 +70,6 @@ def grid_warnings(
 ) -> tuple[str, ...]:
     """Warnings for grids of a request outside the range on which the model was trained or evaluated."""
     training = config.grid.training
-    if input_grid == training and output_grid in (None, training):
-        return ()
     evaluated = (metric.grid for metric in config.evaluation)
     sizes = list(
         zip(*(grid for grid in (training, *evaluated) if len(grid) == len(training)), strict=True)
@@ -82,8 +80,6 @@ def grid_warnings(
         if grid
         and any(not min(known) <= n <= max(known) for n, known in zip(grid, sizes, strict=True))
     ]
-    if not outside:
-        return ()
     if not config.evaluation:
         return tuple(
             f"the {what} grid {_joined(grid)} is not the training grid of model {config.name}, which is "

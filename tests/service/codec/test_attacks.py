@@ -215,7 +215,13 @@ def test_npz_with_many_members_is_refused_unopened() -> None:
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_npz_odd_members_are_refused() -> None:
-    for names, method in ((["a.npy", "a.npy"], 0), (["a", "a.npy"], 0), (["a.npy"], 14), ([], 0)):
+    for names, method in (
+        (["a.npy", "a.npy"], 0),
+        (["a", "a.npy"], 0),
+        (["a.npy"], 14),
+        (["a" * 129], 0),
+        ([], 0),
+    ):
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", method) as archive:
             for name in names:

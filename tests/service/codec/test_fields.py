@@ -9,13 +9,14 @@ import pytest
 
 from tests.draws import generator
 from turbofno.models.core.architecture import DomainPadding
-from turbofno.models.core.config import ModelConfig
+from turbofno.models.core.config import Channel, ModelConfig
 from turbofno.service.codec.fields import (
     Form,
     arrays_from_fields,
     check_names,
     fields_from_arrays,
     fields_from_tensor,
+    first_beyond,
     grid_limits,
 )
 from turbofno.service.errors import BadRequest, InvalidField, PayloadTooLarge
@@ -93,10 +94,11 @@ def test_outputs_have_the_layout_of_the_request(
     [
         ((1, 2, 8), ["rank 3", "[batch, 2, x, y]"]),
         ((1, 2, 8, 8, 8), ["rank 5"]),
-        ((1, 3, 8, 8), ["3 channels", "expects 2", "a, b"]),
+        ((1, 3, 8, 8), ["3 channels", "expects 2 (a, b): [batch, 2, x, y]"]),
         ((1, 2, 3, 13), ["axis 0 has 3 points, allowed are 4 to 16", "axis 1 has 13", "4 to 12"]),
         ((1, 2, 8, 0), ["axis 1 has 0"]),
-        ((0, 2, 8, 8), ["at least one"]),
+        ((1, 2, 8, 13), ["(it was trained on [8, 8])"]),
+        ((0, 2, 8, 8), ["'input' has no fields, expected at least one field"]),
     ],
 )
 def test_tensor_of_wrong_shape_is_refused_with_the_wrong_axes(
@@ -142,6 +144,7 @@ def test_a_refused_single_field_is_shown_without_a_batch_axis(
     with pytest.raises(InvalidField) as caught:
         fields_from_arrays({"input": sent}, one_d, max_fields=9)
     require_mend(caught.value.message, sent, f"with {channels} channels on axis 0", mend)
+    assert "expects 1 (u0): [1, x]" in caught.value.message
     if mend:
         mended = eval(mend, {"fields": sent, "np": np})
         fields_from_arrays({"input": mended}, one_d, max_fields=9)
@@ -162,11 +165,11 @@ def test_channels_that_come_last_are_to_be_moved(two_d: ModelConfig) -> None:
 
 
 def test_tensor_too_many_fields_names_the_setting(two_d: ModelConfig) -> None:
-    with pytest.raises(PayloadTooLarge, match="TURBOFNO_MAX_FIELDS_PER_REQUEST"):
+    with pytest.raises(PayloadTooLarge, match=r"3 fields, .* at most 2: .*_FIELDS_PER_REQUEST"):
         fields_from_tensor(np.zeros((3, 2, 8, 8), "f4"), two_d, max_fields=2)
 
 
-@pytest.mark.parametrize("dtype", ["i4", "u1", "?", "c8", "O", "S3"])
+@pytest.mark.parametrize("dtype", ["i4", "u1", "?", "c8", "O", "S3", "g"])
 def test_tensor_other_dtype_is_refused(two_d: ModelConfig, dtype: str) -> None:
     with pytest.raises(InvalidField, match="dtype"):
         fields_from_tensor(np.zeros((1, 2, 8, 8), dtype), two_d, max_fields=2)
@@ -203,6 +206,25 @@ def test_arrays_with_wrong_names_or_ranks_are_refused_with_the_expected_ones(
     with pytest.raises(InvalidField) as caught:
         fields_from_arrays(named, two_d, max_fields=2)
     assert words in caught.value.message
+    assert "may also be" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("array", "error", "words"),
+    [
+        (np.zeros((2, 8, 8), "i4"), InvalidField, "'a' has dtype int32"),
+        (np.zeros((0, 8, 8), "f4"), InvalidField, "'a' has no fields, expected at least one field"),
+        (np.zeros((3, 8, 8), "f4"), PayloadTooLarge, "'a' has 3 fields, .* at most 2"),
+        (np.zeros((2, 8, 13), "f4"), InvalidField, r"'a' has grid \[8, 13\]"),
+        (np.full((2, 8, 8), 1e39), InvalidField, "field 0, channel 'a', .* must be finite"),
+    ],
+    ids=["dtype", "none", "many", "grid", "infinite"],
+)
+def test_arrays_by_channel_are_checked_like_a_tensor(
+    two_d: ModelConfig, array: np.ndarray[Any, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        fields_from_arrays({"a": array, "b": array}, two_d, max_fields=2)
 
 
 def test_a_bare_grid_is_one_field_of_a_one_channel_model(one_d: ModelConfig) -> None:
@@ -243,10 +265,11 @@ def test_domain_padding_moves_the_lowest_grid(
     assert grid_limits(padded) == (lowest, (16, 12))
 
 
-@pytest.mark.parametrize("names", [[f"n{i}" for i in range(65)], ["x" * 129]])
+@pytest.mark.parametrize("names", [[f"n{i}" for i in range(65)], ["x" * 129], ["u", "x" * 129]])
 def test_too_many_or_too_long_names_are_refused(names: list[str]) -> None:
     with pytest.raises(BadRequest):
         check_names(names)
+    check_names([name[:128] for name in names[:64]])
 
 
 @pytest.mark.parametrize(
@@ -277,3 +300,27 @@ def test_a_value_beyond_physical_bounds_is_located(
         message = caught.value.message
         assert message.startswith(f"field 1, channel '{bounded.name}', grid point [3, 4] is ")
         assert words in message
+    plain = config.model_copy(update={"inputs": (first, bounded.model_copy(update={"units": "1"}))})
+    with pytest.raises(InvalidField, match=f"{words.removesuffix(' m2')}, the physical bound"):
+        fields_from_tensor(wrong, plain, max_fields=4)
+
+
+@pytest.mark.parametrize(
+    ("bound", "outwards"),
+    [
+        ({"minimum": 0.0}, -1),
+        ({"exclusive_minimum": 0.0}, -1),
+        ({"maximum": 8.0}, 1),
+        ({"exclusive_maximum": 8.0}, 1),
+    ],
+    ids=str,
+)
+def test_a_value_may_be_beyond_its_bound_by_a_share_of_the_largest(
+    bound: dict[str, float], outwards: int
+) -> None:
+    channel = Channel(name="u", **bound)
+    (limit,) = bound.values()
+    for share, allowed in ((0.5e-6, True), (2e-6, False)):
+        fields = np.array([[[4.0, limit + outwards * 8 * share, 7.9]]], np.float32)
+        assert (first_beyond(fields, [channel], 1e-6) is None) == allowed
+        assert first_beyond(fields, [channel]) is not None

@@ -27,6 +27,7 @@ from turbofno.service.errors import NotAcceptable, UnsupportedMediaType
         ("Application/JSON; charset=UTF-8", JSON),
         ('application/json;charset="utf-8"', JSON),
         ("application/x-npy", NPY),
+        ("application/x-npy; charset=latin-1", NPY),
         (" application/x-npz ", NPZ),
         ("application/vnd.safetensors", SAFETENSORS),
     ],
@@ -72,6 +73,7 @@ def test_unsupported_content_type_lists_the_supported_ones(header: str | None) -
         ("*/*;q=0.9, application/vnd.safetensors", SAFETENSORS),
         ("application/x-npy;q=oops, application/json;q=0.1", JSON),
         ("application/x-npy;q=nan, application/json;q=0.1", JSON),
+        ("application/x-npy;q=oops, */*", JSON),
     ],
 )
 def test_accept_picks_the_answers_codec(accept: str | None, expected: Codec) -> None:

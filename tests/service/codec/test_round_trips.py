@@ -76,6 +76,7 @@ def test_safetensors_written_by_the_library_is_read(
 def test_safetensors_bfloat16_is_widened_exactly() -> None:
     tensor = torch.randn(3, 5, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     read = codec_safetensors.decode(safetensors.torch.save({"x": tensor}))
+    assert read["x"].dtype == np.float32
     np.testing.assert_array_equal(read["x"], tensor.to(torch.float32).numpy())
 
 

@@ -93,6 +93,7 @@ def test_predict_from_and_to_the_training_grid_changes_nothing() -> None:
         ("16x16", 400, "output_grid=16"),
         ("-16", 400, "output_grid=16"),
         ("1e1", 400, "output_grid=16"),
+        ("16,x", 400, "output_grid=16"),
         ("9" * 5000, 400, "output_grid=16"),
         ("1," * 5000, 400, "output_grid=16"),
     ],
