@@ -140,6 +140,7 @@ def test_npy_pickled_object_is_never_loaded() -> None:
         "{'descr': '<f4', 'fortran_order': False, 'shape': (1152921504606846976, 16), }",
         "{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,), }",
         "{'descr': '<f4', 'fortran_order': False, 'shape': (-1,), }",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (1 1,), }",
         "{'descr': '<f4', 'fortran_order': False, 'shape': (2), 'shape': (1,), }",
         "{'descr': '<f4', 'fortran_order': False, 'shape': (" + "1," * 9 + "), }",
         "{'descr': '<f4', 'fortran_order': False}",
@@ -164,9 +165,19 @@ def test_npy_header_of_an_unusual_array_is_refused(header: str) -> None:
     assert caught.value.status < 500
 
 
-def test_npy_header_length_beyond_the_body_is_refused() -> None:
+def test_npy_header_length_beyond_the_body_or_the_limit_is_refused() -> None:
     with pytest.raises(BadRequest, match="4294967295"):
         npy.decode_npy(b"\x93NUMPY\x02\x00" + b"\xff" * 4 + b"{}")
+    header = "{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }"
+    npy.decode_npy(npy_with_header(header.ljust(4096), bytes(4)))
+    with pytest.raises(BadRequest, match=r"header of 4097 bytes, expected at most 4096"):
+        npy.decode_npy(npy_with_header(header.ljust(4097), bytes(4)))
+
+
+@pytest.mark.parametrize("body", [npz_of(a=ARRAY), b'{"inputs": {"u": [1]}}', b"\x93NUMPY\x01"])
+def test_a_body_of_another_format_is_said_to_be_no_npy_file(body: bytes) -> None:
+    with pytest.raises(BadRequest, match="not an .npy file"):
+        npy.decode_npy(body)
 
 
 def test_an_npy_file_that_curl_sent_as_text_names_the_option_for_binary_data() -> None:
@@ -263,6 +274,11 @@ EMPTY: dict[str, Callable[[list[int]], Any]] = {
 def test_empty_array_of_too_large_sizes_is_refused(name: str, shape: list[int]) -> None:
     with pytest.raises(InvalidField, match="no model accepts"):
         EMPTY[name](shape)
+
+
+def test_npy_of_a_size_that_is_no_64_bit_number_is_refused() -> None:
+    with pytest.raises(InvalidField, match="no model accepts"):
+        EMPTY["npy"]([10**19, 0])
 
 
 @pytest.mark.parametrize(
