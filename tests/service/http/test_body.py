@@ -134,10 +134,12 @@ def test_empty_body_is_empty() -> None:
 
 def test_declared_length_over_the_limit_is_refused_before_reading() -> None:
     request = make_request([], {"content-length": "1001"})
-    with pytest.raises(
-        PayloadTooLarge, match=r"1001 bytes.*1000 \(TURBOFNO_MAX_BODY_BYTES\).*coarser grid"
-    ):
+    told = r"1001 bytes.*1000 \(TURBOFNO_MAX_BODY_BYTES\); send fewer fields .*coarser grid"
+    with pytest.raises(PayloadTooLarge, match=told):
         read(request, limit=1000)
+    reason = {"reason": "body_too_large", "model": ""}
+    counted = request.context.metrics.registry.get_sample_value
+    assert counted("turbofno_rejections_total", reason) == 1
 
 
 def test_json_over_its_limit_is_refused_with_a_hint_to_binary() -> None:
@@ -213,6 +215,15 @@ def test_compressed_body_is_decompressed(coding: str, compress: Any) -> None:
     assert np.frombuffer(body, np.uint8, offset=5).ctypes.data % 64 == 0
 
 
+def test_raw_deflate_that_begins_like_a_zlib_header_is_decompressed() -> None:
+    bodies = [raw_deflate(data) for data in (DATA[i:] for i in range(256))]
+    alike = [body for body in bodies if int.from_bytes(body[:2], "big") % 31 == 0]
+    assert alike
+    for body in alike:
+        data = zlib.decompress(body, wbits=-15)
+        assert bytes(read(make_request([body], {"content-encoding": "deflate"}))) == data
+
+
 def test_decompressed_size_may_equal_the_limit_but_not_exceed_it() -> None:
     headers = {"content-encoding": "gzip"}
     data = gzip.compress(bytes(1000))
@@ -229,12 +240,13 @@ def test_compression_bomb_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "broken",
-    [b"not gzip", gzip.compress(DATA)[:-9], gzip.compress(DATA) + b"rest", b""],
-    ids=["garbage", "cut", "trailing", "empty"],
+    [b"not gzip", gzip.compress(DATA)[:-9], gzip.compress(DATA) + b"rest", b"", b"\x78"],
+    ids=["garbage", "cut", "trailing", "empty", "one byte"],
 )
 def test_broken_compressed_body_is_a_bad_request(broken: bytes) -> None:
-    with pytest.raises(BadRequest):
-        read(make_request([broken], {"content-encoding": "gzip"}))
+    for coding in ("gzip", "deflate"):
+        with pytest.raises(BadRequest):
+            read(make_request([broken], {"content-encoding": coding}))
 
 
 @pytest.mark.parametrize("coding", ["br", "gzip, gzip", "zstd", "nonsense"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -103,6 +104,21 @@ def test_a_host_longer_than_any_name_is_refused_unread() -> None:
 def test_one_unknown_host_of_two_is_refused() -> None:
     headers = [("Host", "localhost"), ("Host", "attacker.example")]
     assert ask("GET", "/v1/models", headers=headers)[0].status_code == 421
+    assert status_for("attacker.example, gpu.local", host="0.0.0.0") == 421
+
+
+def test_the_name_of_the_machine_is_served_except_on_loopback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "Node7.example.com")
+    assert status_for("node7.example.com", host="0.0.0.0") == 200
+    assert status_for("node7.example.com") == 421
+
+
+def test_a_page_without_an_origin_of_its_own_is_refused_whatever_the_host() -> None:
+    response, _ = ask(headers={"Host": "", "Origin": "null"})
+    assert response.status_code == 403
+    assert "a web page of 'null' sent" in response.json()["error"]
 
 
 @pytest.mark.parametrize("over_asgi", [False, True])

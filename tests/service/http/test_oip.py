@@ -106,6 +106,7 @@ def test_infer_timeout_never_lengthens_the_servers(parameters: dict[str, int]) -
     before = time.monotonic()
     _, engine = call("POST", PATH, json=body(parameters=parameters))
     deadline = engine.requests[0].deadline
+    assert engine.requests[0].priority == 0
     assert deadline is not None
     assert before + 30 <= deadline <= time.monotonic() + 30
 
