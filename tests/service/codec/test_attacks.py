@@ -176,7 +176,7 @@ def test_npy_header_length_beyond_the_body_or_the_limit_is_refused() -> None:
 
 @pytest.mark.parametrize("body", [npz_of(a=ARRAY), b'{"inputs": {"u": [1]}}', b"\x93NUMPY\x01"])
 def test_a_body_of_another_format_is_said_to_be_no_npy_file(body: bytes) -> None:
-    with pytest.raises(BadRequest, match="not an .npy file"):
+    with pytest.raises(BadRequest, match=r"not an \.npy file"):
         npy.decode_npy(body)
 
 

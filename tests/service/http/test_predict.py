@@ -110,12 +110,13 @@ def test_predict_version_is_the_paths_or_the_newest(path: str, version: str) -> 
     assert [request.version for request in engine.requests] == [version]
 
 
-def test_predict_headers_have_times_and_request_id() -> None:
+def test_predict_headers_have_batch_size_times_and_request_id() -> None:
     response, engine = post(
         json={"inputs": {"input": FIELDS.tolist()}}, headers={"X-Request-Id": "r-1"}
     )
     assert response.headers["x-request-id"] == "r-1"
     assert engine.requests[0].request_id == "r-1"
+    assert response.headers["x-batch-size"] == str(len(FIELDS))
     times = dict(re.findall(r"(\w+);dur=([0-9.]+)", response.headers["server-timing"]))
     assert set(times) == {"decode", "queue", "compute", "encode"}
     assert float(times["queue"]) == pytest.approx(2.0)
