@@ -22,6 +22,7 @@ from tests.service.pipeline.bench import (
 )
 from turbofno.service.errors import (
     DeadlineExceeded,
+    DeviceLost,
     InferenceFailed,
     InvalidField,
     QueueFull,
@@ -152,6 +153,23 @@ def test_close_fails_what_cannot_finish_in_time() -> None:
             with pytest.raises(Unavailable):
                 await task
         assert bench.capacity.total == 0
+        for work in (bench.submit(4.0), bench.scheduler.run_on_device(lambda: None)):
+            with pytest.raises(Unavailable, match="stopped before"):
+                await asyncio.wait_for(work, 5)
         bench.model.gate.set()
 
     asyncio.run(main())
+
+
+@on_bench()
+async def test_a_lost_device_fails_what_runs_waits_and_comes(bench: Bench) -> None:
+    def work() -> list[asyncio.Task[object]]:
+        job = bench.scheduler.run_on_device(lambda: None)
+        return [bench.submit(1.0), asyncio.create_task(job)]
+
+    before = [await bench.block(), *work()]
+    await asyncio.sleep(0)
+    bench.scheduler.lose_device("the GPU is gone")
+    for one in (*before, *work()):
+        with pytest.raises(DeviceLost, match="the GPU is gone"):
+            await asyncio.wait_for(one, 5)
