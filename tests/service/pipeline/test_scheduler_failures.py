@@ -20,6 +20,7 @@ from tests.service.pipeline.bench import (
     fields,
     on_bench,
 )
+from turbofno.service.engine.runnable import ModelOutput, Ran
 from turbofno.service.errors import (
     DeadlineExceeded,
     DeviceLost,
@@ -173,3 +174,25 @@ async def test_a_lost_device_fails_what_runs_waits_and_comes(bench: Bench) -> No
     for one in (*before, *work()):
         with pytest.raises(DeviceLost, match="the GPU is gone"):
             await asyncio.wait_for(one, 5)
+
+
+@on_bench()
+async def test_a_job_that_loses_the_device_fails_what_comes(bench: Bench) -> None:
+    def lose() -> None:
+        raise DeviceLost("the GPU is gone")
+
+    for work in (bench.scheduler.run_on_device(lose), bench.submit(1.0)):
+        with pytest.raises(DeviceLost, match="the GPU is gone"):
+            await asyncio.wait_for(work, 5)
+
+
+@on_bench()
+async def test_outputs_that_cannot_be_distributed_fail_every_request_of_the_batch(
+    bench: Bench,
+) -> None:
+    bench.model.run = lambda batch: ModelOutput(batch, Ran("fake"), trust=None)  # type: ignore
+    for one in [bench.submit(1.0), bench.submit(2.0)]:
+        with pytest.raises(InferenceFailed, match="failed on the batch of this request"):
+            await asyncio.wait_for(one, 5)
+    del bench.model.run
+    assert (await bench.submit(3.0)).fields[0, 0, 0] == 6.0
