@@ -54,6 +54,9 @@ def test_on_unsupported_grids_only_the_residual_is_missing() -> None:
     for signals, grid in ((flow, (20, 64)), (darcy, (2, 61)), (burgers, (2,)), (burgers, (1,))):
         x = torch.randn(2, 1, *grid)
         assert set(signals(x, x)) == {"input_distance"}
+    # The network may answer on another grid.
+    other = burgers(torch.randn(2, 1, 16), torch.randn(2, 1, 32))
+    assert set(other) == {"input_distance"}
     assert set(burgers(torch.randn(2, 1, 3), torch.randn(2, 1, 3))) == {
         "input_distance",
         "residual",

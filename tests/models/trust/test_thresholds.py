@@ -39,6 +39,16 @@ def test_between_two_grids_the_larger_threshold_counts(points: int, expected: fl
     assert known.on((points,)) == {"input_distance": 1.0, "residual": expected}
 
 
+def test_a_grid_of_as_many_points_stands_for_one_that_is_not_listed() -> None:
+    grids = (((4, 4), 5.0), ((8, 32), 0.2), ((16, 16), 0.1), ((64, 64), 7.0))
+    known = Thresholds(
+        exceeded_by=0.001,
+        grids=tuple(GridThresholds(grid=grid, n_fields=1, residual=limit) for grid, limit in grids),
+    )
+    assert known.on((16, 16)) == {"residual": 0.1}
+    assert known.on((32, 8)) == {"residual": 0.2}
+
+
 def test_a_signal_without_a_threshold_never_warns() -> None:
     assert thresholds((16, 1.0, None)).on((16,)) == {"input_distance": 1.0}
     assert thresholds((16, None, 0.1), (32, 2.0, 0.1)).on((24,)) == {
