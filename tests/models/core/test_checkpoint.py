@@ -152,6 +152,20 @@ def test_damaged_weights_fail_the_hash(folder: Path) -> None:
             {"inputs": [{"name": "a", "minimum": 1, "exclusive_maximum": 0}]},
             "channel 'a' allows no value: its minimum 1 is above its maximum 0",
         ),
+        (
+            {
+                "inputs": [
+                    {
+                        "name": "a",
+                        "minimum": 0,
+                        "exclusive_minimum": 5,
+                        "maximum": 3,
+                        "exclusive_maximum": 9,
+                    }
+                ]
+            },
+            "channel 'a' allows no value: its minimum 5 is above its maximum 3",
+        ),
         ({"inputs": [{"name": "a"}]}, "inputs names 1 channels"),
         ({"inputs": [{"name": "a"}, {"name": "a"}]}, "channel name twice"),
         ({"normalization__input_std": [1.0, 0.0]}, "normalization.input_std"),
