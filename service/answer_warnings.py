@@ -29,7 +29,8 @@ _MEANING = {
 _ROUNDING = 1e-6
 """Share of a channel's largest value: float32 input that touches a bound is below it by less once interpolated."""
 _REPEATED = 1e-3
-"""The last points of an axis repeat the first if they differ by less than this share of the difference to the second."""
+"""The last points of an axis repeat the first if they differ by less than this share of the difference of any two neighbours.
+A field that does not depend on the axis, has few different values or is even about its end has neighbours that are alike."""
 _NO_RESIDUAL = "no residual on this grid: the prediction was not compared with its PDE"
 
 
@@ -135,13 +136,15 @@ def _repeats(field: Fields, axis: int) -> bool:
     # Nearly all fields end here.
     if abs(corner - far) > _REPEATED * abs(corner - near):
         return False
-    first, second, last = (
-        # Differences may overflow float32.
-        field.take(point, axis + 1).astype(np.float64)
-        for point in (0, 1, -1)
-    )
+    # Differences may overflow float32.
+    first, last = (field.take(point, axis + 1).astype(np.float64) for point in (0, -1))
     differing = np.abs(first - last).max()
-    return bool(differing <= _REPEATED * np.abs(first - second).max() and np.ptp(first) > differing)
+    if np.ptp(first) <= differing:
+        return False
+    others = tuple(other for other in range(field.ndim) if other != axis + 1)
+    with np.errstate(over="ignore"):
+        steps = np.abs(np.diff(field, axis=axis + 1)).max(others)
+    return bool(differing < _REPEATED * steps.min())
 
 
 def of_interpolated(fields: Fields, config: ModelConfig) -> tuple[AnswerWarning, ...]:

@@ -107,6 +107,17 @@ def test_ends_that_are_alike_for_other_reasons_do_not_warn(flow: ModelConfig) ->
         assert AnswerWarnings(config, (65, 65)).of_input(closed) == ()
 
 
+def test_neighbours_that_are_alike_anywhere_leave_the_end_unjudged(flow: ModelConfig) -> None:
+    x = (np.arange(64) + 0.5) / 64
+    shear = np.broadcast_to(np.sin(2 * np.pi * x), (64, 64))
+    even = np.cos(2 * np.pi * x)[:, None] * np.cos(4 * np.pi * x)
+    patch = np.ones((64, 64))
+    patch[1:9, 20:30] = patch[[0, -1], 25] = -1
+    for field in (shear, shear.T, even, patch):
+        fields = field[None, None].astype(np.float32)
+        assert AnswerWarnings(flow, (64, 64)).of_input(fields) == ()
+
+
 @pytest.mark.parametrize(("last", "warned"), [(1, False), (40, False), (41, True)])
 def test_a_rollout_warns_beyond_the_steps_of_its_evaluation(
     flow: ModelConfig, last: int, warned: bool
