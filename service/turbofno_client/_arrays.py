@@ -32,10 +32,11 @@ def real(values: ArrayLike, what: str = "fields") -> Fields:
         # It warns if numpy converts it.
         tensor = tensor.magnitude
     try:
-        if hasattr(tensor, "detach") and not tensor.is_complex():
+        # By the class: labels of pandas and xarray are attributes of an array.
+        if hasattr(type(tensor), "detach") and not tensor.is_complex():
             # numpy cannot convert torch tensors that require gradients, are on a GPU, hold bfloat16 or are lazily negated.
             tensor = tensor.detach().float().cpu().resolve_neg()
-        elif hasattr(tensor, "compute"):
+        elif hasattr(type(tensor), "compute"):
             # numpy's conversion of Dask arrays drops masks.
             tensor = tensor.compute()
         # Variables of netCDF4 become masked arrays.
@@ -62,7 +63,8 @@ def _check_labels(values: Any, what: str) -> None:
     # Quantities of astropy, unyt and pint; other libraries have a unit as text, to be read by people.
     if isinstance(values, np.ndarray) or _is_of_pint(values):
         unit = str(getattr(values, "unit", getattr(values, "units", "")))
-        if unit not in ("", "dimensionless"):
+        # Columns of astropy have None.
+        if unit not in ("", "dimensionless", "None"):
             raise BadInput(
                 f"{what} must be plain numbers in the model's units, got the unit {unit}: convert them, for example with "
                 "fields.to_value(unit) of astropy or fields.m_as(unit) of pint"
@@ -77,7 +79,6 @@ def _check_labels(values: Any, what: str) -> None:
 
 
 def _is_of_pint(values: Any) -> bool:
-    # By the class: an array of xarray has its coordinates as attributes.
     return hasattr(type(values), "magnitude")
 
 

@@ -123,7 +123,7 @@ class Labelled:
 class Quantity(np.ndarray):
     """An array with a unit, as astropy has it."""
 
-    unit = "km"
+    unit: str | None = "km"
 
 
 class Pint:
@@ -208,8 +208,12 @@ def test_units_are_refused_as_numpy_drops_them() -> None:
         assert not server.requests
         client.predict("m", Pint(numbers, "dimensionless"))  # type: ignore[call-overload]
         # Texts are for people, and a coordinate may have any name.
-        labelled = Labelled(numbers, ("x",), units="km", magnitude=numbers)
+        names = ("magnitude", "compute", "detach")
+        labelled = Labelled(numbers, ("x",), units="km", **dict.fromkeys(names, numbers))
         client.predict("m", labelled)  # type: ignore[call-overload]
+        column = numbers.view(Quantity)
+        column.unit = None
+        client.predict("m", column)
     np.testing.assert_array_equal(server.sent, numbers)
 
 
