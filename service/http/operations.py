@@ -100,6 +100,8 @@ def begin(call: Call) -> Reply | None:
         if call.checked is None:
             call.context.guard.check(call)
             if is_preflight(call):
+                # Asked before a prediction, it is none.
+                call.protocol = "admin"
                 return preflight()
         if call.context.keys is not None:
             call.context.keys.check(call)

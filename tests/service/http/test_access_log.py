@@ -120,6 +120,15 @@ def test_a_request_refused_by_its_head_counts_to_the_protocol_of_its_path(
     assert _counted(metrics, protocol=protocol, code=str(status)) == 1
 
 
+def test_a_preflight_is_not_counted_as_a_prediction() -> None:
+    origin = "https://app.example"
+    asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+    path = "/v1/models/tiny-1d:predict"
+    answer, metrics = asyncio.run(_refused("OPTIONS", path, {"cors_origins": origin}, asked))
+    assert answer.status_code == 204
+    assert _counted(metrics, protocol="admin", code="204") == 1
+
+
 @pytest.mark.parametrize(
     ("path", "model", "version"),
     [
@@ -138,7 +147,7 @@ def test_a_request_of_a_model_that_is_not_ready_counts_to_it_if_it_is_known(
 
 
 async def _refused(
-    method: str, path: str, settings: dict[str, Any]
+    method: str, path: str, settings: dict[str, Any], headers: dict[str, str] | None = None
 ) -> tuple[httpx.Response, Metrics]:
     """The reply of an application without ready models, and its metrics."""
     app, engine = application(**settings)
@@ -149,7 +158,8 @@ async def _refused(
     engine.config = unready  # type: ignore[method-assign]
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        return await client.request(method, path), app.state.context.metrics
+        answer = await client.request(method, path, headers=headers)
+        return answer, app.state.context.metrics
 
 
 def _counted(metrics: Metrics, **labels: str) -> float:
