@@ -55,8 +55,10 @@ def _check_labels(values: Any, what: str) -> None:
     """Raise BadInput for an array, or a sequence of arrays, with masked values, a unit, or axes such as (y, x)."""
     if isinstance(values, list | tuple):
         for value in values:
-            # Most of a long list are numbers.
-            if isinstance(value, list | tuple) or hasattr(value, "dtype"):
+            # Most of a long list are numbers, of numpy too, which have no labels.
+            if isinstance(value, list | tuple) or (
+                hasattr(value, "dtype") and not isinstance(value, np.generic)
+            ):
                 _check_labels(value, what)
         return
     _check_mask(values, what)
