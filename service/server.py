@@ -16,6 +16,7 @@ import uvicorn
 from turbofno.service import logs
 from turbofno.service.app import create_app, drain
 from turbofno.service.context import AppContext
+from turbofno.service.http.acceptor import Acceptor
 from turbofno.service.http.edge import Edge
 from turbofno.service.http.tls import Certificates, tls_options
 from turbofno.service.processes.port import bind
@@ -30,7 +31,7 @@ from turbofno.service.system import (
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from types import FrameType
 
     from fastapi import FastAPI
@@ -143,29 +144,36 @@ class DrainingServer(uvicorn.Server):
         self._context.admission.start_draining()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start as uvicorn does, with a time limit for TLS handshakes, on IPv4 too if the host is `::`, and handle SIGHUP."""
-        loop, settings = asyncio.get_running_loop(), self._context.settings
-        if sockets is None and settings.host == "::":
-            # The event loop's own socket would refuse IPv4.
-            create_server = loop.create_server
-
-            async def on_both(factory: Any, *, host: str, port: int, **options: Any) -> Any:  # noqa: ARG001
-                return await create_server(factory, sock=bind(settings, shared=False), **options)
-
-            loop.create_server = on_both  # type: ignore[method-assign, assignment]
+        """Start as uvicorn does, listen as `_listen` does, and handle SIGHUP."""
+        loop = asyncio.get_running_loop()
         if self.config.ssl is not None:
-            self._certificates = Certificates(settings, self.config.ssl)
-            # uvicorn sets none, and the event loop's are a minute and half of one. A connection counts from the end of its
-            # handshake only, and not once it is refused, so max_connections does not bound the descriptors of silent clients.
-            seconds = settings.header_timeout_seconds
-            loop.create_server = partial(  # type: ignore[method-assign]
-                loop.create_server, ssl_handshake_timeout=seconds, ssl_shutdown_timeout=seconds
-            )
+            self._certificates = Certificates(self._context.settings, self.config.ssl)
+        loop.create_server = partial(self._listen, loop.create_server)  # type: ignore[method-assign]
         if threading.current_thread() is threading.main_thread():
             loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         # A SIGHUP since they were read was ignored.
         self._read_again("start")
         await super().startup(sockets)
+
+    async def _listen(
+        self, create_server: Callable[..., Awaitable[asyncio.Server]], factory: Any, **options: Any
+    ) -> asyncio.Server:
+        """The event loop's `create_server` with what uvicorn has no options for."""
+        settings = self._context.settings
+        if "host" in options and settings.host == "::":
+            # The event loop's own socket would refuse IPv4.
+            del options["host"], options["port"]
+            options["sock"] = bind(settings, shared=False)
+        tls: dict[str, Any] = {"ssl": options.pop("ssl")}
+        if tls["ssl"] is not None:
+            # The event loop's limits are a minute and half of one. A connection counts from the end of its handshake only,
+            # and not once it is refused, so max_connections does not bound the descriptors of silent clients.
+            seconds = settings.header_timeout_seconds
+            tls |= {"ssl_handshake_timeout": seconds, "ssl_shutdown_timeout": seconds}
+        acceptor = Acceptor(factory, **tls)
+        server = await create_server(acceptor, **options, **tls)
+        acceptor.attend(server)
+        return server
 
     def _on_hangup(self) -> None:
         if self._terminal_is_gone():

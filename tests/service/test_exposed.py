@@ -141,6 +141,39 @@ def test_connections_that_never_begin_tls_hold_descriptors_for_a_limited_time(
     assert "Traceback" not in server.log.read_text()
 
 
+def test_a_burst_of_tls_connections_is_served(certificates: Path, tmp_path: Path) -> None:
+    """Those that wait behind the first are accepted by the service itself, with the same TLS and limits."""
+    save_tiny(tmp_path / "repository")
+    words = ["--tls-certificate", str(certificates / "server.pem"), "--header-timeout-seconds", "2"]
+    words += ["--tls-key", str(certificates / "server.key")]
+    known = trusting(certificates)
+    server = ServerProcess(tmp_path / "repository", tmp_path / "log.txt", *words, trust=known)
+    with server, ExitStack() as open_ones:
+        server.process.send_signal(signal.SIGSTOP)
+        waiting = [
+            open_ones.enter_context(
+                socket.create_connection(("127.0.0.1", server.port), timeout=20)
+            )
+            for _ in range(12)
+        ]
+        silent, noisy, *others = waiting
+        noisy.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        server.process.send_signal(signal.SIGCONT)
+        for one in others:
+            with known.wrap_socket(one, server_hostname="127.0.0.1") as secure:
+                secure.sendall(
+                    b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
+                )
+                assert secure.recv(12) == b"HTTP/1.1 200"
+        for one in (silent, noisy):
+            # Ended, by a limit and by an error.
+            with suppress(ConnectionResetError):
+                while one.recv(4096):
+                    pass
+        assert server.stop() == 0, server.tail()
+    assert "Traceback" not in server.log.read_text()
+
+
 def test_a_refused_connection_does_not_count_until_its_client_ends_tls(
     certificates: Path, tmp_path: Path
 ) -> None:
