@@ -7,8 +7,11 @@ import logging
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import torch
 
 from turbofno.models.core.checkpoint import WEIGHTS_FILE, load_model
 from turbofno.models.core.memory import activation_bytes
@@ -23,8 +26,6 @@ from turbofno.service.settings import env_name
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
-
-    import torch
 
     from turbofno.models.core.config import ModelConfig
     from turbofno.models.core.registry import ModelLocation
@@ -71,7 +72,7 @@ class Repository:
         *,
         device: torch.device,
         pipeline: Pipeline,
-        run_on_device: Callable[[Callable[[], bool]], Awaitable[bool]],
+        run_on_device: Callable[[Callable[[], bool | None]], Awaitable[bool | None]],
         max_fields: Callable[[str, int], int],
         group: SlabGroup | None = None,
     ) -> None:
@@ -141,27 +142,26 @@ class Repository:
 
         Only one for which there is no memory is tried again, until it is loaded or unloaded: other processes may free some.
         """
-        left = await self._load_each(locations)
         pause = _FIRST_PAUSE
-        while left:
+        while locations := await self._load_each(locations, pause):
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
-            left = await self._load_each(left)
 
-    async def _load_each(self, locations: list[ModelLocation]) -> list[ModelLocation]:
-        """Load what is wanted and does not serve yet. Returns those models for which there is no memory now."""
+    async def _load_each(self, locations: list[ModelLocation], pause: float) -> list[ModelLocation]:
+        """Load what is wanted and does not serve yet. Returns those models for which there is no memory now.
+
+        `pause` is in seconds, until they are tried again.
+        """
         left = []
         async with self._lock:
             for location in locations:
                 key = location.name, location.version
                 if key not in self._required or self._entries[key].instance is not None:
                     continue
-                try:
-                    await self._load(location)
-                except Unavailable:
-                    logger.warning("the service continues without model %s", location.name)
-                    if self._entries[key].reason == _NO_MEMORY:
-                        left.append(location)
+                with suppress(Unavailable):
+                    await self._load(location, pause)
+                if self._entries[key].reason == _NO_MEMORY:
+                    left.append(location)
         return left
 
     async def load(self, name: str) -> None:
@@ -324,7 +324,11 @@ class Repository:
             raise ValueError(f"{env_name('model_repository')}={root} is not a folder")
         return discover(root)
 
-    async def _load(self, location: ModelLocation) -> None:
+    async def _load(self, location: ModelLocation, pause: float = 0.0) -> None:
+        """Load a version. `pause` is in seconds, until it is tried again if there is no memory; 0 if it is not.
+
+        Raises Unavailable.
+        """
         key = (location.name, location.version)
         entry = self._entries.setdefault(key, _Entry())
         old = entry.instance
@@ -332,24 +336,16 @@ class Repository:
             entry.state, entry.reason = "LOADING", ""
         started = time.perf_counter()
         try:
-            instance = await asyncio.get_running_loop().run_in_executor(
-                self._loader, self._read, location
-            )
-            largest = self._most_fields(location.name, instance.field_bytes)
-            # Step by step, so that batches of other models run in between.
-            for step in instance.warm_up(
-                largest, max_gradient_bytes=self._settings.max_gradient_bytes
-            ):
-                if not await self._run_on_device(step):
-                    break
+            instance = await self._read_and_warm_up(location)
         except asyncio.CancelledError:
             logger.warning("stopping while model %s version %s is loaded; it is left behind", *key)
             raise
         except Exception as error:
             reason = error.message if isinstance(error, ServiceError) else str(error)
             no_memory = out_of_memory(error)
+            again = f"; it is tried again in {pause:g} s" if no_memory and pause else ""
             logger.error(
-                "model %s version %s cannot be loaded: %s", *key, reason,
+                "model %s version %s cannot be loaded: %s%s", *key, reason, again,
                 exc_info=None if no_memory or isinstance(error, ValueError | OSError) else error,
             )  # fmt: skip
             if no_memory:
@@ -359,6 +355,9 @@ class Repository:
             reason = reason.replace(f"{self._settings.model_repository}/", "")
             if old is None:
                 entry.state, entry.reason = "UNAVAILABLE", reason
+            if no_memory:
+                # On the device thread: it would break a graph capture there.
+                await self._run_on_device(torch.cuda.empty_cache)
             raise Unavailable(
                 f"model {location.name!r} version {location.version} cannot be loaded: {reason}"
             ) from error
@@ -378,6 +377,18 @@ class Repository:
             "" if instance.ran.precision == instance.asked_precision else f" ({instance.asked_precision} was asked for)",
             EXECUTIONS[instance.ran.execution] + (f" ({instance.ran.reason})" if instance.ran.reason else ""),
         )  # fmt: skip
+
+    async def _read_and_warm_up(self, location: ModelLocation) -> ModelInstance:
+        """A model that is ready to serve. An error that is raised here holds the last references to it."""
+        instance = await asyncio.get_running_loop().run_in_executor(
+            self._loader, self._read, location
+        )
+        largest = self._most_fields(location.name, instance.field_bytes)
+        # Step by step, so that batches of other models run in between.
+        for step in instance.warm_up(largest, max_gradient_bytes=self._settings.max_gradient_bytes):
+            if not await self._run_on_device(step):
+                break
+        return instance
 
     def _read(self, location: ModelLocation) -> ModelInstance:
         loaded = load_model(

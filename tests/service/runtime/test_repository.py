@@ -7,6 +7,7 @@ import gc
 import json
 import resource
 import shutil
+import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -31,6 +32,7 @@ from turbofno.service.engine.runnable import ModelOutput
 from turbofno.service.errors import NotFound, Unavailable
 from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
+from turbofno.service.pipeline.worker import THREAD_NAME
 from turbofno.service.runtime import model_instance, repository
 from turbofno.service.runtime.forward import Forward
 from turbofno.service.runtime.model_instance import ModelInstance
@@ -242,7 +244,10 @@ def test_broken_checkpoint_does_not_stop_the_others_and_can_be_repaired(tmp_path
 
 @pytest.mark.parametrize("unloaded", [False, True])
 def test_a_model_without_memory_is_tried_again_until_it_is_loaded_or_unloaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unloaded: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    unloaded: bool,
 ) -> None:
     for name in ("broken", "large", "tiny-1d"):
         save_tiny(tmp_path, name)
@@ -282,6 +287,43 @@ def test_a_model_without_memory_is_tried_again_until_it_is_loaded_or_unloaded(
 
     asyncio.run(main())
     assert (tried.count("broken"), tried.count("tiny-1d")) == (1, 1)
+    said = [one.getMessage() for one in caplog.records if "large" in one.getMessage()]
+    failed = tried.count("large") - (not unloaded)
+    assert ["cannot be loaded" in one for one in said[:failed]] == [True] * failed
+    assert [one.rpartition("; ")[2] for one in said[:3]] == [
+        f"it is tried again in {pause} s" for pause in (0.01, 0.02, 0.02)
+    ]
+
+
+def test_memory_of_a_model_that_does_not_fit_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny(tmp_path)
+    modules: list[weakref.ref[FNO]] = []
+    given_back: list[tuple[str, bool]] = []
+
+    def no_memory(self: Forward, x: torch.Tensor) -> None:
+        modules.append(weakref.ref(self._module))
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    def empty_cache() -> None:
+        given_back.append((threading.current_thread().name, modules[-1]() is None))
+
+    async def main() -> None:
+        async with running(tmp_path) as (engine, _):
+            gc.collect()
+            gc.disable()
+            monkeypatch.setattr(Forward, "__call__", no_memory)
+            monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
+            try:
+                with pytest.raises(Unavailable, match="not enough free memory"):
+                    await engine.load("tiny-1d")
+            finally:
+                gc.enable()
+            assert engine.ready
+
+    asyncio.run(main())
+    assert given_back == [(THREAD_NAME, True)], "on the device thread, once the model is freed"
 
 
 def test_newest_version_answers_unless_another_is_named(tmp_path: Path) -> None:
