@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -88,7 +89,7 @@ class Repository:
         self._users: Counter[ModelInstance] = Counter()
         """Number of requests that use a model."""
         self._unused = asyncio.Event()
-        self._lock = asyncio.Lock()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._loader = ThreadPoolExecutor(1, thread_name_prefix=LOADER_NAME)
         self._required: set[tuple[str, str]] = set()
 
@@ -153,9 +154,9 @@ class Repository:
         `pause` is in seconds, until they are tried again.
         """
         left = []
-        async with self._lock:
-            for location in locations:
-                key = location.name, location.version
+        for location in locations:
+            key = location.name, location.version
+            async with self._lock(location.name):
                 if key not in self._required or self._entries[key].instance is not None:
                     continue
                 with suppress(Unavailable):
@@ -163,6 +164,10 @@ class Repository:
                 if self._entries[key].reason == _NO_MEMORY:
                     left.append(location)
         return left
+
+    def _lock(self, name: str) -> asyncio.Lock:
+        """Held while versions of that model are loaded or retired. Other models do not wait, but for the loader thread."""
+        return self._locks.setdefault(name, asyncio.Lock())
 
     async def load(self, name: str) -> None:
         """(Re)load every version of a model; the old instance serves until the new one is warm. Drops versions that are gone.
@@ -172,7 +177,7 @@ class Repository:
             Unavailable: the repository cannot be read; or a version cannot be loaded, while the others are. What served
                 before and is not replaced still does.
         """
-        async with self._lock:
+        async with self._lock(name):
             locations = self._find_versions(name)
             held = {location.version for location in locations}
             gone = [key for key in self._entries if key[0] == name and key[1] not in held]
@@ -197,12 +202,12 @@ class Repository:
 
     async def unload(self, name: str) -> None:
         """Finish pending requests, then drop every version of the model. Raises NotFound."""
-        async with self._lock:
+        async with self._lock(name):
             found = [key for key in self._entries if key[0] == name]
             if not found:
                 raise not_served(name, None, self.statuses())
             self._retire(found, _UNLOADED)
-        # Without the lock: a rollout may take long, and other models are loaded meanwhile.
+        # Without the lock: a rollout may take long, and the model may be loaded again meanwhile.
         await self._finish(found)
 
     def _retire(self, keys: Sequence[tuple[str, str]], reason: str) -> None:

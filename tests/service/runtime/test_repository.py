@@ -295,6 +295,37 @@ def test_a_model_without_memory_is_tried_again_until_it_is_loaded_or_unloaded(
     ]
 
 
+def test_a_model_that_is_tried_again_keeps_no_unload_of_another_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("large", "tiny-1d"):
+        save_tiny(tmp_path, name)
+    tried: list[Path] = []
+    ended = threading.Event()
+
+    def load(path: Path, **options: Any) -> LoadedModel:
+        if path.name == "large":
+            tried.append(path)
+            if len(tried) > 1:
+                ended.wait(20)
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return load_model(path, **options)
+
+    monkeypatch.setattr(repository, "load_model", load)
+    monkeypatch.setattr(repository, "_FIRST_PAUSE", 0.01)
+
+    async def main() -> None:
+        async with running(tmp_path) as (engine, _):
+            try:
+                await until(lambda: len(tried) > 1)
+                await asyncio.wait_for(engine.unload("tiny-1d"), 5)
+                assert [state for _, _, state in states(engine)] == ["LOADING", "UNAVAILABLE"]
+            finally:
+                ended.set()
+
+    asyncio.run(main())
+
+
 def test_memory_of_a_model_that_does_not_fit_is_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
