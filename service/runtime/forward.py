@@ -62,7 +62,7 @@ class Forward:
         self._name = name
         self._module = module.compute_in(precision)
         self._precision = precision
-        self._refusals: set[str] = set()
+        self._logged: set[str] = set()
         self._no_chain = ""
         self._on_gpu = device.type == "cuda"
         # A bound method would make a reference cycle, which keeps the model in memory until garbage collection.
@@ -110,18 +110,14 @@ class Forward:
             execution: Execution = "replay" if self._replays.recorded(x.shape[1:]) else "module"
             return y, Ran(last_backend(), "fp32", execution)
         execution, reason = "graph", no_chain
-        try:
-            y = self._graphs(x)
-        except GraphRefused as refusal:
-            execution, reason = "module", f"{no_chain}; {refusal}"
-            self._log("runs layer by layer", str(refusal))
-        if execution == "module":
-            # Not in the handler, where the exception keeps memory.
-            y = self._module(x)
+        answer, refused = self._as_graph(self._graphs, x, "runs layer by layer")
+        if answer is None:
+            execution, reason = "module", f"{no_chain}; {refused}"
+            answer = self._module(x)
         backend = last_backend()
         # Only the cuda backend computes in lower precision.
         precision = self._precision if backend == "cuda" else "fp32"
-        return y, Ran(backend, precision, execution, reason)
+        return answer, Ran(backend, precision, execution, reason)
 
     def prepare(self, field: torch.Size) -> None:
         """On a CPU, record batches of such fields, [in_channels, *grid]; on the device thread."""
@@ -131,20 +127,17 @@ class Forward:
     def vjp(self, rows: torch.Tensor, shapes: VjpShapes) -> tuple[torch.Tensor, Ran]:
         """See `gradient.vjp`; through the module, whose layers are differentiable, always in float32."""
         grid = shapes.input[1:]
-        execution: Execution = "module"
+        answer: torch.Tensor | None = None
         with self._in_fp32():
             if self._gradients is not None and grid == shapes.output[1:]:
-                try:
-                    answer = self._gradients(rows.view(len(rows), -1, *grid)).flatten(1)
-                    execution = "graph"
-                except GraphRefused as refusal:
-                    self._log("has gradients layer by layer", str(refusal))
-            if execution == "module":
-                # Not in the handler, where the exception keeps memory.
+                fields = rows.view(len(rows), -1, *grid)
+                answer, _ = self._as_graph(self._gradients, fields, "has gradients layer by layer")
+            execution: Execution = "module" if answer is None else "graph"
+            if answer is None:
                 answer = gradient.vjp(self._module, rows, shapes)
         if not self._on_gpu:
             _gaps.give_back()
-        return answer, Ran(last_backend(), "fp32", execution)
+        return answer.flatten(1), Ran(last_backend(), "fp32", execution)
 
     def measure_gradient(self, field: torch.Tensor) -> GradientMemory:
         """Memory for the gradient of a field [1, in_channels, *grid]. Raises NotDifferentiable."""
@@ -177,9 +170,22 @@ class Forward:
         finally:
             self._module.compute_in(self._precision)
 
+    def _as_graph(
+        self, graphs: ModuleGraphs, x: torch.Tensor, what: str
+    ) -> tuple[torch.Tensor | None, str]:
+        """The result of a graph; None and the reason if there is none. Logs that as `what` the model does instead."""
+        try:
+            return graphs(x), ""
+        except GraphRefused as refusal:
+            reason = str(refusal)
+        self._log(what, reason)
+        # The caller runs the module outside the handler, where the exception would keep memory.
+        return None, reason
+
     def _log(self, what: str, reason: str) -> None:
-        if reason not in self._refusals:
-            self._refusals.add(reason)
+        """Log the first refusal of each kind: reasons name grids, which callers choose."""
+        if what not in self._logged:
+            self._logged.add(what)
             logger.warning("model %s %s: %s", self._name, what, reason)
 
 

@@ -175,6 +175,18 @@ def test_model_without_a_graph_runs_layer_by_layer_and_logs_it_once(
 
 
 @pytest.mark.usefixtures("chain")
+def test_a_refusal_of_every_grid_that_callers_choose_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    forward, _ = tiny_forward()
+    with torch.inference_mode():
+        ran = [forward(torch.zeros(1, 1, points))[1] for points in (20, 24, 28)]
+    assert [one.reason for one in ran] == [f"no table for torch.Size([{n}])" for n in (20, 24, 28)]
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["model tiny-1d is no chain of kernels: no table for torch.Size([20])"]
+
+
+@pytest.mark.usefixtures("chain")
 def test_gradients_run_as_a_graph_or_layer_by_layer_which_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
