@@ -177,11 +177,7 @@ class Graph:
                 return self._forward.run(self._buffer)
         except RuntimeError as error:
             _abandon(self._graph, pool, stream.device.index)
-            # ending a failed capture raises too; report the original error
-            for cause in (error, error.__context__):
-                if isinstance(cause, torch.OutOfMemoryError):
-                    raise cause from None
-            raise CaptureFailed(str(error.__context__ or error)) from error
+            raise _reported(error) from error
 
     def run(self, x: torch.Tensor, out: torch.Tensor) -> None:
         """Write the network's output for x into `out`, on the current stream."""
@@ -218,6 +214,18 @@ class Graph:
 
 
 G = TypeVar("G", bound=Graph)
+
+
+def _reported(error: RuntimeError) -> RuntimeError:
+    """Return the error to raise for that of a capture: of the original one, because ending a failed capture raises too.
+
+    It is new: to raise the original one again would make a reference cycle with its frames, which hold the tensors of the run.
+    """
+    original = error.__context__ or error
+    for cause in (error, original):
+        if isinstance(cause, torch.OutOfMemoryError):
+            return torch.OutOfMemoryError(str(cause))
+    return CaptureFailed(str(original))
 
 
 def _abandon(graph: torch.cuda.CUDAGraph, pool: tuple[int, int], device: int) -> None:

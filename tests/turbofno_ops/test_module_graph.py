@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from contextlib import nullcontext
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +17,15 @@ from tests.turbofno_ops.on_gpu import needs_kernels
 from tests.turbofno_ops.random_fno import field, network, truth
 from turbofno.models.core.architecture import ChannelMLP, FNOArchitecture
 from turbofno.models.core.fno import FNO
-from turbofno_ops import GraphCache, GraphRefused, ModuleGraphs, last_choice, module_graph
-from turbofno_ops._graphs import CaptureFailed
+from turbofno_ops import (
+    GraphCache,
+    GraphRefused,
+    ModuleGraphs,
+    _graphs,
+    last_choice,
+    module_graph,
+)
+from turbofno_ops._graphs import CaptureFailed, Graph
 
 MIB = 2**20
 
@@ -158,6 +166,41 @@ def test_graphs_are_freed_before_fft_plans_are_evicted(fake: type[FakeGraph]) ->
     with pytest.raises(GraphRefused, match="cache of FFT plans is full"):
         graphs(torch.randn(2, 3, 16))
     assert fake.closed == 1
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
+def test_a_failed_capture_keeps_no_memory(
+    monkeypatch: pytest.MonkeyPatch, error: type[RuntimeError]
+) -> None:
+    used: list[weakref.ref[torch.Tensor]] = []
+
+    @contextmanager
+    def capture(*_: object, **__: object) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            raise RuntimeError("the capture cannot end")
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        used.append(weakref.ref(y))
+        raise error("in the module")
+
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr(_graphs, "_abandon", lambda *_: None)
+    graph = Graph.__new__(Graph)
+    graph._graph, graph._buffer = SimpleNamespace(), torch.zeros(2)
+    graph._forward = SimpleNamespace(run=run)
+    gc.collect()
+    gc.disable()
+    try:
+        with suppress(torch.OutOfMemoryError, CaptureFailed):
+            graph._capture(SimpleNamespace(device=torch.device("cpu")))
+        assert used[0]() is None
+    finally:
+        gc.enable()
 
 
 ARCHITECTURES = {
