@@ -66,13 +66,24 @@ def check_field_and_weight(op: str, x: torch.Tensor, weight: torch.Tensor) -> No
 
 
 def grid_of(op: str, size: Sequence[int]) -> Size:
-    """Return a grid as plain integers: tables are computed from them, and tensors of one number would round them."""
-    try:
-        return tuple(operator.index(points) for points in size)
-    except TypeError:
+    """Return a grid as plain integers; raise TypeError if it is none."""
+    grid = plain_integers(size)
+    if grid is None:
         raise TypeError(
             f"{op}: size must be the points along each axis of the whole field, got {size!r}"
-        ) from None
+        )
+    return grid
+
+
+def plain_integers(values: Sequence[int]) -> Size | None:
+    """Return integers of any kind as plain ones, but symbolic ones of a trace as they are; None for anything else.
+
+    Tables are computed from them, and tensors of one number would round them.
+    """
+    try:
+        return tuple(n if isinstance(n, int | torch.SymInt) else operator.index(n) for n in values)
+    except TypeError:
+        return None
 
 
 def check_modes_fit(op: str, modes: Sequence[int], size: Sequence[int], what: str) -> None:

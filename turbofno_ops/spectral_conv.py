@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 
 import torch
@@ -15,6 +14,7 @@ from turbofno_ops._validation import (
     check_field_and_weight,
     check_modes_fit,
     check_precision,
+    plain_integers,
 )
 from turbofno_ops.dispatch import choose_for
 
@@ -114,19 +114,11 @@ def _checked(
     check_precision(op, precision)
     check_field_and_weight(op, x, weight)
     size = x.shape[2:]
-    target = size if out_size is None else out_size
-    if not _are_integers(target) or len(target) != len(size):
+    target = plain_integers(size if out_size is None else out_size)
+    if target is None or len(target) != len(size):
         raise ValueError(
             f"{op}: out_size must have {len(size)} entries, integers, one per grid axis, got {out_size}"
         )
     check_modes_fit(op, weight.shape[2:], size, "the input grid")
     check_modes_fit(op, weight.shape[2:], target, "the output grid")
     return target
-
-
-def _are_integers(values: Sequence[int]) -> bool:
-    """True for integers of any kind; symbolic ones of a trace must not become numbers."""
-    try:
-        return all(isinstance(n, int | torch.SymInt) or operator.index(n) == n for n in values)
-    except TypeError:
-        return False
