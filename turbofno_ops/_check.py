@@ -81,7 +81,8 @@ def _check_spectral(description: FNODescription, spectral: list[Spectral]) -> No
     dtypes = {step.weight.dtype for step in spectral}
     if dtypes not in ({torch.complex64}, {torch.complex128}):
         raise ChainRefused(
-            f"its weights are {', '.join(map(str, dtypes))}, not complex64 or complex128"
+            f"its spectral weights are {', '.join(sorted(map(str, dtypes)))}, expected all complex64 or all complex128; "
+            "convert them with weight.to(torch.complex64)"
         )
     scaled = any(step.out_size is not None for step in spectral)
     if scaled and description.resample is None:

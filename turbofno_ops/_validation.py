@@ -37,12 +37,15 @@ def check_field_and_weight(op: str, x: torch.Tensor, weight: torch.Tensor) -> No
     check_tensor(op, "x", x)
     check_tensor(op, "weight", weight)
     if x.dtype not in _COMPLEX:
-        raise TypeError(
-            f"{op}: x must be float32 or float64, got {x.dtype}; convert with x.float()"
+        # conversion would drop the imaginary part
+        advice = (
+            "pass x.real and x.imag as channels" if x.is_complex() else "convert with x.float()"
         )
+        raise TypeError(f"{op}: x must be float32 or float64, got {x.dtype}; {advice}")
     if weight.dtype != _COMPLEX[x.dtype]:
         raise TypeError(
-            f"{op}: weight must be {_COMPLEX[x.dtype]} for x of {x.dtype}, got {weight.dtype}"
+            f"{op}: weight must be {_COMPLEX[x.dtype]} for x of {x.dtype}, got {weight.dtype}; "
+            f"convert with weight.to({_COMPLEX[x.dtype]})"
         )
     if not 3 <= x.ndim <= 5:
         raise ValueError(

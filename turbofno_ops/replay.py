@@ -59,6 +59,7 @@ class Replay:
         examples: Its arguments.
 
     Raises:
+        TypeError: `examples` is no list of tensors.
         Unrecordable: Its calls cannot be recorded, it returns no tuple of tensors, or the replay is not bitwise equal.
 
     Example:
@@ -69,6 +70,10 @@ class Replay:
     """
 
     def __init__(self, function: Function, examples: Sequence[torch.Tensor]) -> None:
+        if not isinstance(examples, Sequence) or not all(map(torch.is_tensor, examples)):
+            raise TypeError(
+                f"Replay: examples must be a list of tensors, as in Replay(function, [x]), not {_kind(examples)}"
+            )
         self._expected = [(example.shape, example.dtype) for example in examples]
         with torch.inference_mode():
             # warm-up, so that tables made at the first call are not recorded
@@ -244,11 +249,11 @@ def _other(example: torch.Tensor) -> torch.Tensor:
     return example.clone()
 
 
-def _kind(results: object) -> str:
-    """Return the type of what a function returned, with those of the elements."""
-    kind = type(results).__name__
-    if isinstance(results, tuple | list):
-        kind += f" of {', '.join(type(one).__name__ for one in results)}"
+def _kind(values: object) -> str:
+    """Return the type of a value, with those of its elements."""
+    kind = type(values).__name__
+    if isinstance(values, tuple | list):
+        kind += f" of {', '.join(type(one).__name__ for one in values)}"
     return kind
 
 

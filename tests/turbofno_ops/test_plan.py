@@ -320,6 +320,9 @@ def test_inconsistent_descriptions_are_refused() -> None:
             check(replace(description, blocks=(block,)))
     with pytest.raises(ChainRefused, match="numbers of grid axes"):
         check(replace(description, blocks=((spectral,), (line,))))
+    wide = Spectral(spectral.weight.to(torch.complex128))
+    with pytest.raises(ChainRefused, match=r"128, torch\.complex64, expected all complex64"):
+        check(replace(description, blocks=((spectral,), (wide,))))
 
 
 def test_fields_of_normalisation_may_lie_on_the_two_grids_of_a_network() -> None:

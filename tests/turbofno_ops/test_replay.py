@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -155,6 +155,14 @@ def test_functions_that_return_no_tuple_of_tensors_are_refused(made: Function) -
         Replay(made, [torch.randn(4)])
     with pytest.raises(Unrecordable, match="not tuple of Tensor, NoneType"):
         Replay(lambda x: (x, None), [torch.randn(4)])  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize("examples", [torch.randn(4), torch.randn(()), [1.0], 1])
+def test_examples_that_are_no_list_of_tensors_are_refused(examples: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"as in Replay\(function, \[x\]\), not (Tensor|list of float|int)$"
+    ):
+        Replay(lambda x: (x + 1,), examples)
 
 
 def test_a_deleted_replay_frees_its_memory() -> None:

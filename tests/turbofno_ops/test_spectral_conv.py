@@ -134,10 +134,18 @@ W = torch.zeros(2, 3, 4, 3, dtype=torch.complex64)
 @pytest.mark.parametrize(
     ("x", "weight", "options", "error", "says"),
     [
-        (X.half(), W, {}, TypeError, "x must be float32 or float64"),
+        (
+            X.half(),
+            W,
+            {},
+            TypeError,
+            r"x must be float32 or float64, .*; convert with x\.float\(\)",
+        ),
+        (X + 0j, W, {}, TypeError, r"got torch\.complex64; pass x\.real and x\.imag as channels"),
         (X.numpy(), W, {}, TypeError, r"x must be a tensor, got ndarray; pass torch\.as_tensor"),
         (X, W.tolist(), {}, TypeError, "weight must be a tensor, got list"),
         (X, W.to(torch.complex128), {}, TypeError, "weight must be torch.complex64"),
+        (X, W.real, {}, TypeError, r"convert with weight\.to\(torch\.complex64\)"),
         (X.double(), W, {}, TypeError, "weight must be torch.complex128"),
         (X[0, 0], W, {}, ValueError, r"\[batch, channels, \*grid\]"),
         (X, W[..., 0], {}, ValueError, "2 mode axes"),
