@@ -211,9 +211,7 @@ def _read_state(path: Path, forced: Format | None) -> Checkpoint:
     if metadata_file.is_file():
         settings = read_torch_file(metadata_file)
         if not isinstance(settings, dict):
-            raise ImportRefused(
-                f"{metadata_file} holds a {type(settings).__name__}, expected a dict"
-            )
+            raise ImportRefused(f"{metadata_file} holds {_kind(settings)}, expected a dict")
     return _read_torch(path, forced, settings, metadata_file if settings is not None else None)
 
 
@@ -240,7 +238,7 @@ def _read_torch(
                 if forced is None and pickled.of_pdebench:
                     found = "pdebench"
     if not isinstance(content, dict):
-        raise ImportRefused(f"{path} holds a {_kind(content)}, expected a state dict or a module")
+        raise ImportRefused(f"{path} holds {_kind(content)}, expected a state dict or a module")
     metadata = content.pop("_metadata", None)
     if isinstance(metadata, dict):
         if metadata_file is not None:
@@ -365,7 +363,9 @@ def _is_safetensors(path: Path) -> bool:
 
 
 def _kind(content: Any) -> str:
-    return content.cls.qualified if isinstance(content, Stub) else type(content).__name__
+    """The type of what a file holds, with its article."""
+    name = content.cls.qualified if isinstance(content, Stub) else type(content).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 def describe(checkpoint: Checkpoint) -> str:

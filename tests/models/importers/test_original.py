@@ -463,6 +463,9 @@ def test_the_arguments_of_the_script_in_a_training_state_are_not_read(tmp_path: 
     checkpoint = read_checkpoint(tmp_path / "training.pt")
     assert checkpoint.read_from == ("training.pt", "entry model (not read: args)")
     assert_parity(convert(checkpoint, Options()), model, size)
+    torch.save(arguments, tmp_path / "arguments.pt")
+    with pytest.raises(ImportRefused, match=r"holds an argparse\.Namespace, expected"):
+        read_checkpoint(tmp_path / "arguments.pt")
 
 
 def test_other_keys_and_networks_beside_it_are_told() -> None:
