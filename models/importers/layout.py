@@ -10,6 +10,7 @@ from torch import Tensor
 
 from turbofno.models.importers.refusal import ImportRefused
 
+IMAGINARY_LOST = "module.to(dtype) discards imaginary parts: save the network before such a cast"
 # Buffers of torch.optim.swa_utils.AveragedModel.
 _OF_WRAPPERS = {"n_averaged"}
 
@@ -97,7 +98,7 @@ def as_complex(weight: Tensor, key: str) -> Tensor:
     if weight.ndim == 0 or weight.shape[-1] != 2:
         raise ImportRefused(
             f"{key} of shape {list(weight.shape)} is not complex and has no real and imaginary parts on its last axis. "
-            "module.to(dtype) discards imaginary parts: save the network before such a cast"
+            f"{IMAGINARY_LOST}"
         )
     # PyTorch has no complex bfloat16, and few operations for complex half precision
     wide = weight.float() if weight.dtype.itemsize < 4 else weight

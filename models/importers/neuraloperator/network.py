@@ -210,9 +210,12 @@ class Network:
                 f"separable) and {self._n_dim} mode axes"
             )
         if len(channels) == 1 and not self._settings.get("separable"):
+            other = "in a spherical network (not supported)"
+            if weight.paired:
+                other = "after module.to(dtype), which discards imaginary parts (save the network before such a cast),"
             raise ImportRefused(
-                f"the spectral weight {shape}, as in a spherical network (not supported) or a separable FNO; for a "
-                "separable FNO use --set separable=true"
+                f"the spectral weight {shape}, as {other} or in a separable FNO; for a separable FNO use "
+                "--set separable=true"
             )
         if len(channels) == 1 and self._old:
             raise ImportRefused(

@@ -9,7 +9,7 @@ from itertools import product
 
 import torch
 
-from turbofno.models.importers.layout import as_complex
+from turbofno.models.importers.layout import IMAGINARY_LOST, as_complex
 from turbofno.models.importers.refusal import ImportRefused
 
 # Of the dense weights of all layers and of one layer, as complex64. The import needs up to four times the first: the
@@ -31,12 +31,13 @@ class StoredWeight:
 
     `parts` are `tensor`; `core` and `factors.factor_k` (Tucker); `weights` and `factors.factor_k` (CP); or
     `factors.factor_k` (tensor train). `shape` is that of the dense tensor; `where` is the prefix of their keys, for
-    messages.
+    messages. `paired`: a dense tensor of real numbers in the file, whose last axis has real and imaginary parts.
     """
 
     where: str
     parts: dict[str, torch.Tensor]
     shape: tuple[int, ...]
+    paired: bool = False
 
     @property
     def stored_bytes(self) -> int:
@@ -137,17 +138,25 @@ def stored_weight(parts: dict[str, torch.Tensor], where: str) -> StoredWeight:
     Raises:
         ImportRefused: an unknown factorisation.
     """
-    parts = {name: as_complex(tensor, f"{where}.{name}") for name, tensor in parts.items()}
+    given = parts
+    parts = {name: as_complex(tensor, f"{where}.{name}") for name, tensor in given.items()}
     if set(parts) == {"tensor"}:
-        return StoredWeight(where, parts, tuple(parts["tensor"].shape))
+        paired = not given["tensor"].is_complex()
+        return StoredWeight(where, parts, tuple(parts["tensor"].shape), paired)
     order = len(parts) - len({"core", "weights"} & set(parts))
     names = [f"factors.factor_{k}" for k in range(order)]
-    trains = [parts[name].ndim == 3 for name in names if name in parts]
     allowed = ({*names, "core"}, {*names, "weights"}, set(names))
-    if not names or set(parts) not in allowed or trains != [set(parts) == set(names)] * order:
+    if not names or set(parts) not in allowed:
         raise ImportRefused(
             f"{where} holds {sorted(parts) or 'no tensors'}, which is none of {_KINDS}"
         )
+    of_factors = 3 if set(parts) == set(names) else 2
+    for name, part in parts.items():
+        axes = {"core": order, "weights": 1}.get(name, of_factors)
+        if part.ndim != axes:
+            raise ImportRefused(
+                f"{where}.{name} of shape {list(given[name].shape)} is not complex and {axes}-dimensional. {IMAGINARY_LOST}"
+            )
     shape = tuple(parts[name].shape[_mode_axis(parts[name])] for name in names)
     return StoredWeight(where, parts, shape)
 

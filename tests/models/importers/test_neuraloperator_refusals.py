@@ -124,6 +124,21 @@ def test_integers_in_a_spectral_weight_are_refused() -> None:
     refuse({**tensors, key: whole}, None, f"{key} is torch.int64, expected float")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"n_modes": (4, 3)}, r"as after module\.to\(dtype\), which discards"),
+        ({"factorization": "CP", "rank": 2}, r"weights of shape \[2\] is not complex and 1-dim"),
+        ({"factorization": "Tucker", "rank": (2, 2, 2, 2)}, "core of .* is not complex and 4-dim"),
+    ],
+)
+def test_two_numbers_that_a_cast_has_left_are_no_complex_one(
+    arguments: dict[str, Any], says: str
+) -> None:
+    tensors = of(TheirFNO(**{**SMALL, **arguments}))
+    refuse({key: tensor.real.float() for key, tensor in tensors.items()}, None, says)
+
+
 def test_other_models_are_named() -> None:
     uno = UNO(
         in_channels=1,
