@@ -59,6 +59,7 @@ _POSITIONS: dict[Grid, Positions] = {
     "cell-centres": "cell_centres",
     "none": "none",
 }
+_LISTED = re.compile(r"(^|\.)(conv|w|bn)s\.(\d+)\.")
 _IN_AN_MLP = re.compile(r"(.*\.)?(mlp\d+|q)\.")
 
 
@@ -88,8 +89,16 @@ def import_original(
         ImportRefused: keys or shapes of no such script, or of several; unknown settings.
     """
     numbered = {_numbered(key): tensor for key, tensor in tensors.items()}
-    if len(numbered) == len(tensors):
-        tensors = numbered
+    if len(numbered) == len(tensors) and numbered.keys() != tensors.keys():
+        try:
+            return import_original(
+                numbered, options, script=script, may_be_pdebench=may_be_pdebench, pickled=pickled
+            )
+        except ImportRefused as refusal:
+            # the file's own names
+            kinds = "|".join({match[2] for match in map(_LISTED.search, tensors) if match})
+            listed = re.sub(rf"\b({kinds})(\d+)\.", r"\1s.\2.", str(refusal))
+            raise ImportRefused(listed) from None
     prefix = min(_wrappers(tensors), key=len, default="")
     plain = inside_wrapper(tensors, prefix)
     found = find(plain)
@@ -166,7 +175,7 @@ def _only(held: Mapping[str, str], setting: str, options: Options) -> str | None
 
 def _numbered(key: str) -> str:
     """The key of a layer in the ModuleLists convs, ws and bns of descendants, as the scripts number their layers."""
-    return re.sub(r"(^|\.)(conv|w|bn)s\.(\d+)\.", r"\1\2\3.", key)
+    return _LISTED.sub(r"\1\2\3.", key)
 
 
 def _wrappers(keys: Collection[str]) -> set[str]:

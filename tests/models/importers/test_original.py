@@ -451,6 +451,10 @@ def test_layers_in_lists_are_those_of_the_scripts(does: dict[str, Any], tmp_path
     torch.save({"state_dict": listed}, tmp_path / "model.ckpt")
     checkpoint = read_checkpoint(tmp_path / "model.ckpt")
     assert_parity(convert(checkpoint, Options({**DARCY})), model, size)
+    del listed["conv.ws.0.bias"]
+    says = r"^the file has no ws\.0\.bias, which .* have beside convs\.0\.weights1: .*; w\{i\}"
+    with pytest.raises(ImportRefused, match=says):
+        import_original(listed, Options({**DARCY}))
     twice = {**state, "convs.0.weights1": torch.ones(1)}
     with pytest.raises(ImportRefused, match=r"unsupported tensors, convs\.0\.weights1"):
         import_original(twice, Options({**DARCY}))
