@@ -26,7 +26,7 @@ from tests.service.waiting import until
 from turbofno.models.core.checkpoint import LoadedModel, load_model, save_model
 from turbofno.models.core.config import Channel
 from turbofno.models.core.fno import FNO
-from turbofno.service.engine.interface import Fields, PredictRequest, RolloutRequest
+from turbofno.service.engine.interface import Fields, Frame, PredictRequest, RolloutRequest
 from turbofno.service.engine.local import LocalEngine
 from turbofno.service.engine.runnable import ModelOutput
 from turbofno.service.errors import NotFound, Unavailable
@@ -568,22 +568,31 @@ def test_unload_finishes_queued_requests_and_can_be_undone(tmp_path: Path) -> No
     asyncio.run(main())
 
 
-def test_an_unload_that_waits_for_a_rollout_keeps_no_load_waiting(tmp_path: Path) -> None:
-    save_rollable(tmp_path, rollable_module())
-    save_tiny(tmp_path)
+@asynccontextmanager
+async def unloading(
+    root: Path,
+) -> AsyncIterator[tuple[LocalEngine, Metrics, AsyncIterator[Frame], asyncio.Task[None]]]:
+    """An engine, an unload of tiny-flow that waits for a rollout, and the rollout's frames from step 2 to 10."""
+    save_rollable(root, rollable_module())
+    save_tiny(root)
     job = RolloutRequest(request(random_fields(1), model="tiny-flow"), last=10)
+    async with running(root) as (engine, metrics):
+        frames = engine.rollout(job)
+        await anext(frames)
+        unload = asyncio.create_task(engine.unload("tiny-flow"))
+        await until(lambda: engine.statuses()[-1].state == "UNLOADING")
+        yield engine, metrics, frames, unload
 
+
+def test_an_unload_that_waits_for_a_rollout_keeps_no_load_waiting(tmp_path: Path) -> None:
     async def main() -> None:
-        async with running(tmp_path) as (engine, metrics):
-            frames = engine.rollout(job)
-            await anext(frames)
-            unloading = [asyncio.create_task(engine.unload("tiny-flow")) for _ in "ab"]
-            await until(lambda: engine.statuses()[-1].state == "UNLOADING")
+        async with unloading(tmp_path) as (engine, metrics, frames, unload):
+            again = asyncio.create_task(engine.unload("tiny-flow"))
             await engine.load("tiny-1d")
-            assert not any(task.done() for task in unloading)
+            assert not any(one.done() for one in (unload, again))
             await engine.load("tiny-flow")
             assert [frame.step async for frame in frames] == [*range(2, 11)]
-            await asyncio.gather(*unloading)
+            await asyncio.gather(unload, again)
             # The model that was loaded last goes on.
             assert states(engine)[-1] == ("tiny-flow", "1", "READY")
             labels = {"model": "tiny-flow", "version": "1", "backend": "gemm", "precision": "fp32"}
@@ -593,26 +602,18 @@ def test_an_unload_that_waits_for_a_rollout_keeps_no_load_waiting(tmp_path: Path
 
 
 def test_an_unload_after_a_load_that_failed_still_waits_for_a_rollout(tmp_path: Path) -> None:
-    save_rollable(tmp_path, rollable_module())
-    save_tiny(tmp_path)
-    job = RolloutRequest(request(random_fields(1), model="tiny-flow"), last=10)
-
     async def main() -> None:
-        async with running(tmp_path) as (engine, _):
-            frames = engine.rollout(job)
-            await anext(frames)
-            unloading = [asyncio.create_task(engine.unload("tiny-flow"))]
-            await until(lambda: engine.statuses()[-1].state == "UNLOADING")
+        async with unloading(tmp_path) as (engine, _, frames, unload):
             (tmp_path / "tiny-flow" / "model.safetensors").write_bytes(b"no weights")
             with pytest.raises(Unavailable, match="cannot be loaded"):
                 await engine.load("tiny-flow")
             assert states(engine)[-1] == ("tiny-flow", "1", "UNAVAILABLE")
-            unloading.append(asyncio.create_task(engine.unload("tiny-flow")))
+            again = asyncio.create_task(engine.unload("tiny-flow"))
             await until(lambda: engine.statuses()[-1].state == "UNLOADING")
             await engine.load("tiny-1d")
-            assert not any(task.done() for task in unloading)
+            assert not any(one.done() for one in (unload, again))
             assert [frame.step async for frame in frames] == [*range(2, 11)]
-            await asyncio.gather(*unloading)
+            await asyncio.gather(unload, again)
             assert states(engine)[-1] == ("tiny-flow", "1", "UNAVAILABLE")
 
     asyncio.run(main())
