@@ -244,12 +244,7 @@ def _abandon(graph: torch.cuda.CUDAGraph, pool: tuple[int, int], device: int) ->
 
 def _pool_bytes(graph: torch.cuda.CUDAGraph) -> int:
     """Return the device bytes that belong to one graph only."""
-    pool = tuple(graph.pool())
-    return sum(
-        segment["total_size"]
-        for segment in torch.cuda.memory_snapshot()
-        if tuple(segment["segment_pool_id"]) == pool
-    )
+    return sum(segment["total_size"] for segment in torch.cuda.memory_snapshot(graph.pool()))
 
 
 class GraphCache:

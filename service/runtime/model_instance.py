@@ -111,13 +111,9 @@ class ModelInstance:
             with self._pipeline.in_turn():
                 output = cut.predict(parts, output_buffers)
             return lambda: output
-        if self._small is not None:
-            if started := self._small.start(parts):
-                return started
-            self._small.prepare(parts)
-        return self._pipeline.start(
-            parts, self._checked_forward, self._judge or unjudged, output_buffers
-        )
+        if self._small is not None and (started := self._small.start(parts)):
+            return started
+        return self._start_in_steps(parts, output_buffers)
 
     def start_vjp(self, parts: Sequence[Fields], shapes: VjpShapes) -> Callable[[], ModelOutput]:
         """Vector-Jacobian products of rows of these shapes; see Runnable."""
@@ -199,8 +195,15 @@ class ModelInstance:
 
     def _try_batch(self, shape: tuple[int, ...]) -> bool:
         """True if the batch fits into memory. Raises errors of the model, also if a single field does not fit."""
+        parts = [np.zeros(shape, np.float32)]
         try:
-            output = self.start([np.zeros(shape, np.float32)])()
+            if self._cut(shape[2:]):
+                output = self.start(parts)()
+            else:
+                if self._small is not None:
+                    self._small.prepare(parts)
+                # As rollouts run, and batches for which no graph is free.
+                output = self._start_in_steps(parts)()
         except Exception as error:
             if shape[0] == 1 or not out_of_memory(error):
                 raise
@@ -248,6 +251,13 @@ class ModelInstance:
         """What runs fields on this grid cut over several devices; None if they run whole."""
         slabs = self._slabs
         return None if slabs is None or slabs.why_whole(grid) else slabs
+
+    def _start_in_steps(
+        self, parts: Sequence[Fields], output_buffers: Sequence[Fields] = ()
+    ) -> Callable[[], ModelOutput]:
+        return self._pipeline.start(
+            parts, self._checked_forward, self._judge or unjudged, output_buffers
+        )
 
     def _checked_forward(self, x: torch.Tensor) -> tuple[torch.Tensor, Ran]:
         y, ran = self._forward(x)

@@ -61,56 +61,59 @@ class SmallBatches:
         """`channels` are those of a field or of its output, the larger number; `signals` may raise errors."""
         self._name, self._network, self._signals, self._pipeline = name, network, signals, pipeline
         self._channels = channels
-        # For each shape the graphs that are not in use; none if they could not be captured or kept.
-        self._free: dict[tuple[int, ...], deque[_Graph]] = {}
+        self._kinds: dict[tuple[int, ...], _Kind] = {}
+        """By shape."""
         self._device_bytes = 0
 
     def start(self, parts: Sequence[Fields]) -> Callable[[], ModelOutput] | None:
-        """Start the parts as one batch, as `Pipeline.start`. None if there is no graph for them, or all are in use.
+        """Start the parts as one batch, as `Pipeline.start`; the first ones of a shape capture its graphs.
+
+        None if they are no small batch, or if no graph is free for them and none can be captured.
 
         Raises:
             DeviceLost: the process can run nothing more on the device.
         """
         shape = self._shape(parts)
-        free = None if shape is None else self._free.get(shape)
-        while free:
-            graph = free.popleft()
-            # Else it was evicted. To capture it again would take long, and memory may be short.
+        kind = None if shape is None else self._kind(shape)
+        if kind is None:
+            return None
+        while kind.free:
+            graph = kind.free.popleft()
             if graph.is_held_by(self._network):
-                return self._start(graph, parts)
-        return None
-
-    def prepare(self, parts: Sequence[Fields]) -> None:
-        """Capture graphs for batches like this one, which itself must run in steps, if it is the first and small.
-
-        Raises:
-            DeviceLost: the process can run nothing more on the device.
-        """
-        shape = self._shape(parts)
-        if (
-            shape is None
-            or shape in self._free
-            or len(self._free) == _MOST_KINDS
-            or self._device_bytes > _MOST_DEVICE_BYTES
-        ):
-            return
-        free = self._free[shape] = deque()
+                return self._start(graph, kind, parts)
+            # It was evicted. To capture it again would take long, and memory may be short.
+            kind.missing = 0
+        if not kind.missing:
+            return None
+        kind.missing -= 1
         before = self._network.device_bytes()
         try:
-            for _ in range(IN_FLIGHT):
-                free.append(self._captured(shape))
+            graph = _Graph(self._signals, kind.shape, self._network.device)
+            return self._start(graph, kind, parts)
         except (RuntimeError, ChainRefused) as error:
-            size, _, *grid = shape
+            kind.missing = 0
+            size, _, *grid = kind.shape
             logger.info(
                 "model %s: batches of %d fields on the grid %s run in steps, not as one CUDA graph: %s",
                 self._name, size, grid, error,
             )  # fmt: skip
+            return None
         finally:
             self._device_bytes += self._network.device_bytes() - before
 
+    def prepare(self, parts: Sequence[Fields]) -> None:
+        """Capture all graphs for batches like this one. Raises DeviceLost."""
+        running = []
+        while wait := self.start(parts):
+            running.append(wait)
+        for wait in running:
+            release = wait().release
+            assert release is not None
+            release()
+
     def clear(self) -> None:
         """Forget all graphs, which `CompiledFNO.clear` frees."""
-        self._free.clear()
+        self._kinds.clear()
         self._device_bytes = 0
 
     def _shape(self, parts: Sequence[Fields]) -> tuple[int, ...] | None:
@@ -123,21 +126,37 @@ class SmallBatches:
             return None
         return None if self._network.refusal(field[1:]) else (size, *field)
 
-    def _captured(self, shape: tuple[int, ...]) -> _Graph:
-        """A new graph, which has run once."""
-        graph = _Graph(self._signals, shape, self._network.device)
-        self._start(graph, [np.zeros(shape, np.float32)])()
-        return graph
+    def _kind(self, shape: tuple[int, ...]) -> _Kind | None:
+        """That of a shape; None if it is one too many."""
+        kind = self._kinds.get(shape)
+        if kind is None:
+            if len(self._kinds) == _MOST_KINDS or self._device_bytes > _MOST_DEVICE_BYTES:
+                return None
+            kind = self._kinds[shape] = _Kind(shape)
+        return kind
 
-    def _start(self, graph: _Graph, parts: Sequence[Fields]) -> Callable[[], ModelOutput]:
+    def _start(
+        self, graph: _Graph, kind: _Kind, parts: Sequence[Fields]
+    ) -> Callable[[], ModelOutput]:
         began = time.perf_counter()
         count = graph.write(parts)
         gather_seconds = time.perf_counter() - began
         with self._pipeline.in_turn():
             graph.run(self._network)
         ran = Ran(self._network.backend, self._network.precision, "chain")
-        release = partial(self._free[graph.shape].append, graph)
+        release = partial(kind.free.append, graph)
         return partial(graph.output, count, ran, gather_seconds, release)
+
+
+class _Kind:
+    """Graphs of batches of one shape [size, channels, *grid]."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+        self.free: deque[_Graph] = deque()
+        """Not in use."""
+        self.missing = IN_FLIGHT
+        """Still to be captured; none after a failure."""
 
 
 class _Graph:

@@ -89,7 +89,6 @@ def test_answers_and_signals_equal_those_of_the_model(name: str) -> None:
     for count in range(1, MOST_FIELDS + 1):
         for grid in (model.config.grid.training, half):
             given = batch(model, count, grid)
-            small.prepare([given])
             wait = small.start([given[:1], given[1:]] if count > 1 else [given])
             bucket = 1 << (count - 1).bit_length()
             if bucket * given[0].nbytes > MOST_BYTES:
@@ -118,8 +117,6 @@ def all_started(model: LoadedModel, small: SmallBatches, given: np.ndarray) -> i
 def test_batches_at_once_have_memory_of_their_own() -> None:
     model, _, small = burgers()
     given = [batch(model, 3) for _ in range(IN_FLIGHT + 1)]
-    assert small.start([given[0]]) is None, "nothing is captured yet"
-    small.prepare([given[0]])
     for _ in range(20):
         waits = [small.start([one]) for one in given]
         assert waits.pop() is None, "all graphs are in use"
@@ -131,26 +128,30 @@ def test_batches_at_once_have_memory_of_their_own() -> None:
 
 def test_what_a_larger_batch_left_behind_changes_nothing() -> None:
     model, _, small = burgers()
-    small.prepare([batch(model, 4)])
     spoilt = batch(model, 4)
     spoilt[:] = math.nan
-    for _ in range(IN_FLIGHT):
-        wait = small.start([spoilt])
+    waits = [small.start([spoilt]) for _ in range(IN_FLIGHT)]
+    for wait in waits:
         assert wait is not None
         answer = wait()
         assert not math.isfinite(answer.total or 0.0)
         assert np.isnan(taken(answer)).all()
-    given = batch(model, 3)
-    for _ in range(IN_FLIGHT):
-        wait = small.start([given])
-        assert wait is not None
-        assert_right(model, given, wait())
+    assert all_started(model, small, batch(model, 3)) == IN_FLIGHT
+
+
+def test_prepared_graphs_are_all_captured_and_free() -> None:
+    model, network, small = burgers()
+    given = batch(model, 2)
+    small.prepare([given])
+    prepared = network.device_bytes()
+    assert prepared > compiled(model).device_bytes()
+    assert all_started(model, small, given) == IN_FLIGHT
+    assert network.device_bytes() == prepared
 
 
 def test_strided_and_read_only_parts() -> None:
     model, _, small = burgers()
     given = batch(model, 4)
-    small.prepare([given])
     strided = np.repeat(given[:2], 2, axis=0)[::2]
     frozen = np.frombuffer(given[2:].tobytes(), np.float32).reshape(given[2:].shape)
     wait = small.start([strided, frozen])
@@ -167,7 +168,6 @@ def test_large_batches_and_other_grids_are_left_to_the_pipeline() -> None:
         batch(model, 1, (1024, 512)),
         batch(model, 1, (4, 4)),
     ):
-        small.prepare([given])
         assert small.start([given]) is None
     assert network.device_bytes() == compiled(model).device_bytes()
 
@@ -187,7 +187,6 @@ def test_graphs_are_limited(
     started = []
     for points in (64, 96, 128, 64):
         given = batch(model, 1, (points,))
-        small.prepare([given])
         wait = small.start([given])
         started.append(wait is not None)
         if wait is not None:
@@ -212,7 +211,6 @@ def test_what_cannot_be_captured_is_left_to_the_pipeline(
     network, pipeline = compiled(model), DevicePipeline(GPU)
     small, given = small_batches_of(model, network, signals, pipeline), batch(model, 2)
     for _ in range(2):
-        small.prepare([given])
         assert small.start([given]) is None
     assert caplog.text.count("run in steps") == 1
     answer = pipeline.start([given], as_model(network))()
@@ -237,13 +235,9 @@ def test_without_page_locked_memory_the_pipeline_runs(
     given = batch(model, 2)
     monkeypatch.setattr(torch, "zeros", few)
     for _ in range(2):
-        small.prepare([given])
         assert all_started(model, small, given) == graphs, "those with memory are used"
     small.clear()
-    small.prepare([given])
-    wait = small.start([given])
-    assert wait is not None
-    assert_right(model, given, wait())
+    assert all_started(model, small, given) == IN_FLIGHT
 
 
 def test_large_outputs_are_left_to_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,36 +245,40 @@ def test_large_outputs_are_left_to_the_pipeline(monkeypatch: pytest.MonkeyPatch)
     given = batch(model, 2)
     monkeypatch.setattr(small_batches, "MOST_BYTES", given.nbytes - 1)
     monkeypatch.setattr(SmallBatches, "_shape", lambda *_: given.shape)
-    small.prepare([given])
     assert small.start([given]) is None
 
 
 def test_graphs_that_were_freed_are_captured_again_once_all_are_forgotten() -> None:
     model, network, small = burgers()
     given = batch(model, 2)
-    small.prepare([given])
-    in_flight = small.start([given])
-    assert in_flight is not None
+    (in_flight, *others) = (small.start([given]) for _ in range(IN_FLIGHT))
+    for wait in others:
+        assert wait is not None
+        taken(wait())
     network.clear()
     for _ in range(2):
-        assert small.start([given]) is None, "a start must not take the time of a capture"
-        small.prepare([given])
+        assert small.start([given]) is None, "memory may be short"
     small.clear()
-    small.prepare([given])
     for wait in (in_flight, *(small.start([given]) for _ in range(IN_FLIGHT))):
         assert wait is not None
         assert_right(model, given, wait())
+
+
+def test_graphs_that_were_freed_leave_none_to_capture() -> None:
+    model, network, small = burgers()
+    given = batch(model, 2)
+    wait = small.start([given])
+    assert wait is not None
+    assert_right(model, given, wait())
+    network.clear()
+    assert all_started(model, small, given) == 0
 
 
 def test_evicted_graphs_are_not_captured_again() -> None:
     cache = GraphCache(IN_FLIGHT)
     model, network, small = burgers(cache)
     given = batch(model, 2)
-    small.prepare([given])
-    for _ in range(2):
-        wait = small.start([given])
-        assert wait is not None
-        assert_right(model, given, wait())
+    assert all_started(model, small, given) == IN_FLIGHT
     x = torch.from_numpy(given).to(GPU)
     network(x)
     assert len(cache) == IN_FLIGHT, "the network's own graph took the place of one"
@@ -299,7 +297,6 @@ def test_a_cache_with_room_for_fewer_graphs_is_filled() -> None:
 def test_a_model_is_freed_with_its_graphs() -> None:
     model, network, small = burgers()
     given = batch(model, 2)
-    small.prepare([given])
     wait = small.start([given])
     assert wait is not None
     gone = weakref.ref(network)
