@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -174,11 +174,12 @@ def test_a_failed_capture_keeps_no_memory(
 ) -> None:
     used: list[weakref.ref[torch.Tensor]] = []
 
-    @contextmanager
-    def capture(*_: object, **__: object) -> Iterator[None]:
-        try:
-            yield
-        finally:
+    class Capture:
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *_: object) -> None:
             raise RuntimeError("the capture cannot end")
 
     def run(x: torch.Tensor) -> torch.Tensor:
@@ -188,10 +189,10 @@ def test_a_failed_capture_keeps_no_memory(
 
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
-    monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr(torch.cuda, "graph", Capture)
     monkeypatch.setattr(_graphs, "_abandon", lambda *_: None)
     graph = Graph.__new__(Graph)
-    graph._graph, graph._buffer = SimpleNamespace(), torch.zeros(2)
+    graph._graph, graph._buffer, graph._index = SimpleNamespace(), torch.zeros(2), 0
     graph._forward = SimpleNamespace(run=run)
     gc.collect()
     gc.disable()
