@@ -197,11 +197,10 @@ class ModelInstance:
         """True if the batch fits into memory. Raises errors of the model, also if a single field does not fit."""
         parts = [np.zeros(shape, np.float32)]
         try:
-            if self._cut(shape[2:]):
+            if self._small is None or self._cut(shape[2:]):
                 output = self.start(parts)()
             else:
-                if self._small is not None:
-                    self._small.prepare(parts)
+                self._small.prepare(parts)
                 # As rollouts run, and batches for which no graph is free.
                 output = self._start_in_steps(parts)()
         except Exception as error:

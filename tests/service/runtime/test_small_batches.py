@@ -20,8 +20,11 @@ from turbofno.models.zoo import TRAINED
 from turbofno.models.zoo.problems import PROBLEMS
 from turbofno.service.runtime import small_batches
 from turbofno.service.runtime.device_pipeline import IN_FLIGHT, DevicePipeline
+from turbofno.service.runtime.forward import Forward
+from turbofno.service.runtime.model_instance import ModelInstance
 from turbofno.service.runtime.small_batches import MOST_BYTES, MOST_FIELDS, SmallBatches
 from turbofno_ops import CompiledFNO, GraphCache, compile_fno
+from turbofno_ops._graphs import Graph
 
 if TYPE_CHECKING:
     from turbofno.models.core.checkpoint import LoadedModel
@@ -292,6 +295,35 @@ def test_a_cache_with_room_for_fewer_graphs_is_filled() -> None:
     given = batch(model, 2)
     small.prepare([given])
     assert all_started(model, small, given) == IN_FLIGHT - 1
+
+
+def test_after_the_warm_up_batches_on_the_training_grid_capture_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = TRAINED / PROBLEMS["burgers"].name
+    module = load_model(folder, device=GPU).module
+    model = load_model(folder)
+    instance = ModelInstance(
+        model.config,
+        Forward("burgers", module, GPU, precision="fp32", max_batch=16),
+        DevicePipeline(GPU),
+        device=GPU,
+        asked="fp32",
+        trust=True,
+    )
+    for step in instance.warm_up(16, max_gradient_bytes=1 << 30):
+        assert step()
+
+    def captured(*_: object) -> None:
+        raise AssertionError("a graph is captured")
+
+    monkeypatch.setattr(Graph, "__init__", captured)
+    for count in (1, 2, 3, 8, 16):
+        given = batch(model, count)
+        # One more than there are graphs of small batches.
+        running = [instance.start([given]) for _ in range(IN_FLIGHT + (count <= MOST_FIELDS))]
+        for wait in running:
+            assert_right(model, given, wait())
 
 
 def test_a_model_is_freed_with_its_graphs() -> None:
