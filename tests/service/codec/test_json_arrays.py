@@ -50,12 +50,14 @@ def test_documents_that_are_slow_in_pieces_are_read_as_a_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     many_keys = b"{%s}" % b",".join(b'"%d":%d' % (n, n) for n in range(200_000))
+    # simdjson would search all of these for each of them
+    fewer_keys = b"{%s}" % b",".join(b'"%d":%d' % (n, n) for n in range(35_000))
     strings = orjson.dumps(["a" * 1000] * 2000)
     texts = orjson.dumps({"a": ["[1," + "2," * 5000] * 100})
-    for body in (many_keys, strings, texts):
+    for body in (many_keys, fewer_keys, strings, texts):
         started = time.process_time()
         assert json_arrays.loads(body) == orjson.loads(body)
-        within(time.process_time() - started, 5)
+        within(time.process_time() - started, 0.5)
 
 
 def with_orjson(body: bytes) -> Any:
@@ -76,7 +78,12 @@ def test_every_number_and_every_shape_is_kept(
     body = standard.dumps(
         {"inputs": {name: array.tolist() for name, array in arrays.items()}}, indent=indent
     ).encode()
-    assert outcome(body) == {name: (array.shape, array.tobytes()) for name, array in arrays.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        if not set("[\0").intersection("".join(arrays)):
+            patch.setattr(orjson, "loads", None)  # not read again as a whole
+        assert outcome(body) == {
+            name: (array.shape, array.tobytes()) for name, array in arrays.items()
+        }
 
 
 @pytest.mark.usefixtures("_arrays_of_any_length")
@@ -101,9 +108,9 @@ def test_damaged_documents_have_the_same_errors(
 @pytest.mark.parametrize(
     "value",
     [
-        "[[1,2],[3]]", "[[1],2]", "[1,[2]]", "[1,[2],3]", "[[[1,2],[3,4]],[[5,6]]]", "[[[1],[2]],[[3],[4],[5]]]",
-        "[[]1,[]2]", "[[1]2,[3]4]", "[1,,2]", "[1,2,]", "[,1]", "[1 2]", "[]", "[[],[]]", "[[],[1]]", "[[1,2],[]]",
-        '[1,"a"]', "[1,null]", "[true]", '[[1,2],"ab"]', '[[1],{"a":1}]', "[1e400]", "[NaN]", "[-]", "[01]", "[.5]",
+        "[[1,2],[3]]", "[[1,2],[3],[4,5,6]]", "[[1],2]", "[1,[2]]", "[1,[2],3]", "[[[1,2],[3,4]],[[5,6]]]", "[[[1],[2]],[[3],[4],[5]]]",
+        "[1,2,3],1234567,[4]", "[[]1,[]2]", "[[1]2,[3]4]", "[1,,2]", "[1,2,]", "[,1]", "[1 2]", "[]", "[[],[]]", "[[],[1]]", "[[1,2],[]]",
+        '[1,"a"]', "[1,null]", "[true]", '[[1,2],"ab"]', '[[[1],[2]],"ab"]', '[[1],{"a":1}]', "[1e400]", "[NaN]", "[-]", "[01]", "[.5]",
         "[18446744073709551616,1]", "[-0,-0.0,5e-324,1e-400]", "[" * 2000, "[" * 9 + "1" + "]" * 9,
         "[" * 8 + "1" + "]" * 8, "[1]]", "[[1]", "[1]}{", '"[1,2]"', '"\\"[1,2,3]"', "7",
     ],
@@ -167,30 +174,33 @@ def test_the_search_for_repeated_keys_is_bounded() -> None:
         json.parse_object(b'{"b":' + ragged[:999] + b'1],2],"c":{"a":1,"a":2}}')
 
 
-def test_short_lists_stay_lists() -> None:
-    document = {
-        "shape": [1, 1, 64, 64],
-        "data": list(range(65)),
-        "more": [{"a": [1.5] * 400}, [None]],
-    }
+def test_short_lists_stay_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = {"shape": [1, 1, 64, 64], "few": [*range(64)], "names": ["u"] * 65, "id": "a", "n": 7}
+    document = few | {"data": [*range(65)], "more": [{"a": [1.5] * 400}, [None]]}
+    uneven = [[1], [2] * 1000]
+    assert json_arrays.loads(orjson.dumps(uneven)) == uneven
+    monkeypatch.setattr(orjson, "loads", None)  # not read again as a whole
     found = json_arrays.loads(orjson.dumps(document))
-    assert found["shape"] == document["shape"]
+    assert {name: found[name] for name in few} == few
     assert found["data"].tolist() == document["data"]
     assert found["more"][0]["a"].tolist() == [1.5] * 400
     assert found["more"][1] == [None]
 
 
 @pytest.mark.parametrize(
-    "shape", [(3, 1, 300, 301), (400_000,), (1, 1, 1, 200_000), (70_000, 3), (2, 90_000)]
+    "shape", [(3, 1, 300, 301), (2**18 + 1,), (1, 1, 1, 200_000), (70_000, 3), (2, 90_000)]
 )
 def test_long_documents_go_both_ways_in_pieces(
     shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = generator().standard_normal(shape).astype(np.float32)
-    written = orjson.dumps({"inputs": {"u": json_arrays.dumps(values), "v": [[0.5]]}})
+    long = json_arrays.dumps(values)
+    written = orjson.dumps({"inputs": {"u": long, "v": [[0.5]], "w": long}})
     assert written == orjson.dumps(
-        {"inputs": {"u": values, "v": [[0.5]]}}, option=orjson.OPT_SERIALIZE_NUMPY
+        {"inputs": {"u": values, "v": [[0.5]], "w": values}}, option=orjson.OPT_SERIALIZE_NUMPY
     )
+    for piece in json_arrays.pieces(values):
+        assert piece.count(b",") <= json_arrays._PIECE_VALUES
     parsed, longest = json_arrays._parsed, 0
 
     def noted(raw: bytes) -> Any:
@@ -199,9 +209,11 @@ def test_long_documents_go_both_ways_in_pieces(
         return parsed(raw)
 
     monkeypatch.setattr(json_arrays, "_parsed", noted)
+    monkeypatch.setattr(orjson, "loads", None)  # not read again as a whole
     monkeypatch.setattr(json, "MAX_CONTAINERS", 1 << 20)
     found = json.decode(written)
-    assert np.array_equal(found["u"].astype(np.float32), values)
+    for name in ("u", "w"):
+        assert np.array_equal(found[name].astype(np.float32), values)
     assert found["v"].tolist() == [[0.5]]
     assert longest < json_arrays._PIECE + 100
 
