@@ -162,7 +162,7 @@ class _Reader:
             return {key: self.value(parsed[key]) for key in keys}
         if isinstance(parsed, simdjson.Array):
             return self._list(parsed)
-        return self._arrays.get(parsed, parsed) if isinstance(parsed, str) else parsed
+        return self._arrays.get(parsed, parsed)
 
     def _list(self, parsed: simdjson.Array) -> Any:
         shape: list[int] = []
@@ -180,7 +180,7 @@ class _Reader:
         for axis, size in enumerate(shape):
             if axis:
                 lists = [one for each in lists for one in each]
-            if {*map(type, lists)} != {simdjson.Array} or {*map(len, lists)} != {size}:
+            if {*map(len, lists)} != {size}:
                 raise ValueError("not evenly nested")
             # a list among the numbers of the last axis is not counted here, so the totals differ
             self.lists += len(lists)
@@ -218,7 +218,6 @@ def _long_lists(raw: bytes) -> Iterator[tuple[int, int]]:
         if stop - start >= _LONG_LIST:
             yield start, stop
         start = raw.find(b"[", end)
-    raise ValueError("too many long lists")
 
 
 def _array(text: bytes) -> NDArray[np.float64]:
@@ -237,11 +236,7 @@ def _array(text: bytes) -> NDArray[np.float64]:
         del parsed
         skeleton.append(piece.translate(None, _NUMBER_OR_SPACE))
         depth, start = after, stop + 1
-    array = np.concatenate(parts)
-    shape = _shape(b",".join(skeleton))
-    if array.size != math.prod(shape):
-        raise ValueError("not evenly nested")
-    return array.reshape(shape)
+    return np.concatenate(parts).reshape(_shape(b",".join(skeleton)))
 
 
 def _shape(skeleton: bytes) -> tuple[int, ...]:
@@ -251,7 +246,7 @@ def _shape(skeleton: bytes) -> tuple[int, ...]:
     inner = b""
     for level in range(rank):
         start = rank - 1 - level
-        stop = skeleton.find(b"]" * (level + 1), start) + level + 1
+        stop = skeleton.find(b"]" * (level + 1)) + level + 1
         size = (stop - start - 1) // (len(inner) + 1)
         inner = b"[%b]" % (size * (inner + b","))[:-1]
         shape.insert(0, size)
