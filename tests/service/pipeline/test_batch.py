@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,21 +18,22 @@ import torch
 
 from tests.draws import generator
 from tests.service.pipeline.asking import ask
-from turbofno.service.engine.interface import Fields, PredictRequest
+from turbofno.service.engine.interface import NO_FIELDS, Fields, PredictRequest, PredictResult
 from turbofno.service.engine.runnable import ModelOutput, Ran
-from turbofno.service.errors import InferenceFailed, Unavailable
+from turbofno.service.errors import InferenceFailed, InvalidField, Unavailable
 from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline import memory_limits
+from turbofno.service.pipeline.batch import Batch
 from turbofno.service.pipeline.batcher import Batcher, Policy
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.pipeline.scheduler import Scheduler
-from turbofno.service.pipeline.ticket import Bucket
+from turbofno.service.pipeline.ticket import Bucket, Kind, Slice, Ticket
 from turbofno.service.settings import Settings
 
 pytestmark = pytest.mark.timeout(20)
 
-TOO_LARGE, POISON = -7.0, -8.0
-"""First values of a field that never fits into memory, and of one that the model fails on."""
+TOO_LARGE, POISON, REFUSED = -7.0, -8.0, -9.0
+"""First values of a field that never fits into memory, of one that the model fails on, and of one that it refuses."""
 
 
 class Memory:
@@ -54,6 +57,8 @@ class SmallDevice:
         assert not self.allocated, "memory of the failed batch was not freed"
         if (batch[:, 0, 0] == POISON).any():
             raise ZeroDivisionError  # before memory is allocated: pytest keeps the frames of logged errors
+        if (batch[:, 0, 0] == REFUSED).any():
+            raise Unavailable("refused")
         memory = Memory()
         self.allocated.add(memory)
         if len(batch) > self.room or (batch[:, 0, 0] == TOO_LARGE).any():
@@ -223,6 +228,22 @@ async def test_only_the_request_with_a_field_that_never_fits_is_refused(bench: B
     assert isinstance(poison, InferenceFailed)
 
 
+@on_bench(room=100)
+async def test_only_a_field_that_never_fits_is_refused(bench: Bench) -> None:
+    huge, good = bench.submit(TOO_LARGE), bench.submit(1.0)
+    check(await good, 1.0)
+    with pytest.raises(Unavailable, match="memory"):
+        await huge
+    assert bench.device.tried == [2, 1, 1]
+
+
+@on_bench(room=100)
+async def test_a_refused_batch_does_not_run_in_pieces(bench: Bench) -> None:
+    found = await asyncio.gather(*map(bench.submit, (1.0, REFUSED, 2.0)), return_exceptions=True)
+    assert [str(one) for one in found] == ["refused"] * 3
+    assert bench.device.tried == [3]
+
+
 @on_bench(room=0)
 async def test_a_field_that_does_not_fit_is_refused_and_the_next_may_fit(bench: Bench) -> None:
     with pytest.raises(Unavailable, match="memory"):
@@ -247,3 +268,107 @@ def test_random_requests_on_a_device_of_any_size() -> None:
             await bench.scheduler.close(within=5)
 
     asyncio.run(main())
+
+
+def started(
+    device: Any, values: Sequence[float], output_buffer: Fields | None = None
+) -> tuple[Ticket, PredictResult]:
+    """A ticket whose first slice is dispatched, and its result. A field is (value, -value)."""
+    fields = np.array([[(value, -value)] for value in values], np.float32)
+    request = PredictRequest("adder", None, fields, "id", output_buffer=output_buffer)
+    ticket = Ticket(Kind.of(device, request), request, 0.0, Mock(), len(values))
+    ticket.result = PredictResult(
+        "adder", "1", NO_FIELDS if output_buffer is None else output_buffer, 0.0, 0.0, (), ""
+    )
+    return ticket, ticket.result
+
+
+def test_the_times_of_a_batch_include_failed_and_repeated_runs() -> None:
+    class SlowStart(SmallDevice):
+        def start(self, parts: Sequence[Fields]) -> Callable[[], ModelOutput]:
+            time.sleep(0.005)
+            return super().start(parts)
+
+    before, cpu_before = time.monotonic(), time.thread_time()
+    device = SlowStart(1)
+    report = Batch([Slice(started(device, range(4))[0], 0, 4)]).start()()
+    took, cpu_took = time.monotonic() - before, time.thread_time() - cpu_before
+    assert device.tried == [4, 2, 1, 1, 2, 1, 1]
+    assert 7 * 0.005 <= report.start_seconds < took
+    assert report.device_seconds == max(report.start_seconds, 4 * 0.5)
+    assert 0.0 <= report.start_cpu_seconds <= cpu_took
+    assert report.gather_seconds == 4 * 0.25
+    assert 0.0 < report.scatter_seconds < took
+    assert before <= report.started < report.ended <= before + took
+
+
+class Judge:
+    """output = input, with a signal of ten times the first value; at most `room` fields, in memory that is used again."""
+
+    name, version = "judge", "1"
+
+    def __init__(self, room: int) -> None:
+        self.room, self.unreleased = room, 0
+
+    def start(self, parts: Sequence[Fields]) -> Callable[[], ModelOutput]:
+        batch = np.concatenate(parts)
+        if len(batch) > self.room:
+            raise MemoryError
+        self.unreleased += 1
+        trust = {"residual": [10 * float(value) for value in batch[:, 0, 0]]}
+
+        def release() -> None:
+            batch.fill(math.nan)
+            self.unreleased -= 1
+
+        return lambda: ModelOutput(batch, Ran("fake"), trust=trust, release=release)
+
+    def free_memory(self) -> None:
+        """Everything is free."""
+
+
+@pytest.mark.parametrize("room", [9, 2])
+def test_outputs_and_signals_of_a_batch_go_to_their_requests(room: int) -> None:
+    device = Judge(room)
+    (whole, all_of_it), (split, result), (infinite, none) = (
+        started(device, values) for values in ((1.0, 2.0), (3.0, 4.0, 5.0), (6.0, 7.0, math.inf))
+    )
+    first = Batch([Slice(whole, 0, 2), Slice(split, 0, 1), Slice(infinite, 2, 3)]).start()()
+    assert result.trust == {"residual": (30.0, 0.0, 0.0)}
+    second = Batch([Slice(split, 1, 3), Slice(infinite, 0, 1)]).start()()
+    assert device.unreleased == 0
+    assert first.splits == second.splits == (room == 2)
+    for ticket, found in ((whole, all_of_it), (split, result)):
+        np.testing.assert_array_equal(found.fields, ticket.request.fields, strict=True)
+    assert all_of_it.trust == {"residual": (10.0, 20.0)}
+    assert result.trust == {"residual": (30.0, 40.0, 50.0)}
+    assert none.trust == {"residual": (60.0, 0.0, 0.0)}
+    assert sorted(first.trust["residual"]) == [10.0, 20.0, 30.0]
+    assert sorted(second.trust["residual"]) == [40.0, 50.0, 60.0]
+    assert list(first.errors) == [2]
+    assert isinstance(first.errors[2], InvalidField)
+    assert "gave NaN or infinity for field 2 of 3 " in first.errors[2].message
+    assert not second.errors
+
+
+def test_outputs_that_are_in_place_are_only_checked() -> None:
+    class Writer:
+        name, version = "writer", "1"
+
+        def start(
+            self, parts: Sequence[Fields], output_buffers: Sequence[Fields]
+        ) -> Callable[[], ModelOutput]:
+            for part, buffer in zip(parts, output_buffers, strict=True):
+                buffer[:] = part
+            total = sum(float(np.abs(part).sum()) for part in parts)
+            return lambda: ModelOutput(None, Ran("fake"), total=total)
+
+    buffers = np.zeros((3, 1, 2), np.float32), np.zeros((1, 1, 2), np.float32)
+    good, infinite = (
+        started(Writer(), values, buffer)[0]
+        for values, buffer in zip(((1.0, 2.0, 3.0), (math.inf,)), buffers, strict=True)
+    )
+    report = Batch([Slice(good, 1, 3), Slice(infinite, 0, 1)]).start()()
+    assert list(report.errors) == [1]
+    assert "field 0 of 1 " in report.errors[1].message
+    assert buffers[0][:, 0, 0].tolist() == [0.0, 2.0, 3.0]

@@ -48,6 +48,7 @@ async def test_poison_field_fails_alone(bench: Bench) -> None:
     assert "poison" not in bad.message, "internals stay in the log"
     with pytest.raises(InferenceFailed):
         await bench.submit(BAD)
+    assert bench.model.sizes == [1, 3, 1, 2, 1, 1, 1], "halves of requests, not of fields"
     labels = {"model": "doubler", "backend": "none", "precision": "fp32"}
     read = bench.metrics.registry.get_sample_value
     assert read("turbofno_backend_batches_total", labels) == 1, "no backend ran in the last batch"
@@ -71,9 +72,11 @@ async def test_failure_is_logged_with_its_request_id(bench: Bench) -> None:
     logger = logging.getLogger("turbofno.service.pipeline.batch")
     logger.addHandler(handler)
     try:
-        await asyncio.gather(bench.submit(1.0), bench.submit(BAD), return_exceptions=True)
+        await asyncio.gather(*map(bench.submit, (1.0, 2.0, BAD)), return_exceptions=True)
     finally:
         logger.removeHandler(handler)
+    (summary,) = (record for record in records if not record.exc_info)
+    assert summary.getMessage().startswith("a batch of 3 requests failed on model doubler (Zero")
     (line,) = (JsonFormatter().format(record) for record in records if record.exc_info)
     assert json.loads(line)["request_id"] == f"id-{BAD:g}"
 
