@@ -10,9 +10,15 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from tests.service.pipeline.bench import BAD, Bench, fields, on_bench, request
+from tests.service.pipeline.bench import BAD, Bench, block, fields, on_bench, request, unsubmitted
 from turbofno.service.engine.interface import PredictResult
-from turbofno.service.errors import DeadlineExceeded, InferenceFailed, PayloadTooLarge, QueueFull
+from turbofno.service.errors import (
+    DeadlineExceeded,
+    DeviceLost,
+    InferenceFailed,
+    PayloadTooLarge,
+    QueueFull,
+)
 from turbofno.service.pipeline.batcher import Batcher
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.pipeline.ticket import Kind, Ticket
@@ -73,6 +79,56 @@ async def test_a_block_is_queued_behind_what_runs(bench: Bench) -> None:
     await first
     assert queued == 2
     assert {type(one) for one in results} == {PredictResult}
+
+
+@on_bench()
+async def test_a_block_joins_those_queued_in_this_turn_of_the_event_loop(bench: Bench) -> None:
+    tickets = [*block(bench, 1.0), *unsubmitted(bench, 2.0)]
+    bench.scheduler.submit(tickets[1:], at_once=True)
+    tickets += block(bench, 3.0)
+    await asyncio.gather(*(one.outcome for one in tickets))
+    assert bench.model.sizes == [3]
+
+
+@on_bench()
+async def test_a_block_of_two_kinds_starts_in_this_turn_of_the_event_loop(bench: Bench) -> None:
+    tickets = [*unsubmitted(bench, 1.0), *unsubmitted(bench, 2.0, priority=1)]
+    bench.scheduler.submit(tickets, at_once=True)
+    assert [one.running_slices for one in tickets] == [1, 1]
+    await asyncio.gather(*(one.outcome for one in tickets))
+
+
+@on_bench()
+async def test_a_block_waits_for_a_job_that_waits_or_runs(bench: Bench) -> None:
+    def job() -> list[int]:
+        bench.model.entered.set()
+        assert bench.model.gate.wait(10)
+        return list(bench.model.sizes)
+
+    waits = asyncio.create_task(bench.scheduler.run_on_device(job))
+    await asyncio.sleep(0)
+    await run(bench, 1.0)
+    assert await waits == []
+    bench.model.gate.clear()
+    bench.model.entered.clear()
+    runs = asyncio.create_task(bench.scheduler.run_on_device(job))
+    await asyncio.to_thread(bench.model.entered.wait, 5)
+    (ticket,) = unsubmitted(bench, 2.0)
+    bench.scheduler.submit([ticket], at_once=True)
+    assert not ticket.running_slices
+    bench.model.gate.set()
+    assert await runs == [1]
+    await ticket.outcome
+
+
+@on_bench()
+async def test_a_lost_device_fails_a_block_that_runs_past_the_queue(bench: Bench) -> None:
+    bench.model.gate.clear()
+    (ticket,) = unsubmitted(bench, 1.0)
+    bench.scheduler.submit([ticket], at_once=True)
+    bench.scheduler.lose_device("the GPU is gone")
+    with pytest.raises(DeviceLost, match="the GPU is gone"):
+        await asyncio.wait_for(ticket.outcome, 5)
 
 
 @on_bench(max_queued_fields_per_model=3, max_fields_per_request=3)

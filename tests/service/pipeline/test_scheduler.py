@@ -186,11 +186,14 @@ def test_close_finishes_what_was_accepted() -> None:
     async def main() -> None:
         bench = Bench()
         bench.scheduler.start()
+        await bench.submit(1.0)
         first = await bench.block()
         second = bench.submit(3.0)
         await asyncio.sleep(0.02)
         asyncio.get_running_loop().call_later(0.1, bench.model.gate.set)
         await bench.scheduler.close(within=5)
+        assert first.done()
+        assert second.done()
         assert (await first).fields[0, 0, 0] == 0.0
         assert (await second).fields[0, 0, 0] == 6.0
         with pytest.raises(Unavailable):
