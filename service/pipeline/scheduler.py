@@ -125,7 +125,7 @@ class Scheduler:
             self._queue(tickets)
         if not at_once:
             self._schedule_pump()
-        elif self._in_flight < self._max_in_flight and not self._pump_scheduled:
+        elif not self._pump_scheduled:
             self._pump()
 
     def cancel(self, ticket: Ticket) -> None:
