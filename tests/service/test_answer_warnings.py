@@ -71,7 +71,10 @@ def test_a_residual_that_is_absent_beside_the_distance_warns(flow: ModelConfig) 
 
 def test_without_thresholds_or_signals_there_are_no_warnings(flow: ModelConfig) -> None:
     assert AnswerWarnings(flow, (64, 64)).of_prediction({}, FLOWS) == ()
-    assert AnswerWarnings(tiny_config(), (16,)).of_trust({"residual": (1e6,)}) == []
+    assert flow.statistics is not None
+    older = flow.statistics.model_copy(update={"thresholds": None})
+    for config in (tiny_config(n_dim=2), flow.model_copy(update={"statistics": older})):
+        assert AnswerWarnings(config, (64, 64)).of_trust({"residual": (1e6,)}) == []
 
 
 @pytest.mark.parametrize(
@@ -99,6 +102,9 @@ def test_ends_that_are_alike_for_other_reasons_do_not_warn(flow: ModelConfig) ->
         assert AnswerWarnings(flow, (64, 64)).of_input(fields) == ()
     closed = np.pad(drawn, ((0, 0), (0, 0), (0, 1), (0, 1)), mode="wrap")
     assert AnswerWarnings(flow, (65, 65)).of_input(closed)
+    assert AnswerWarnings(flow, (1, 65)).of_input(closed[..., :1, :]) == ()
+    (three,) = AnswerWarnings(flow, (3, 65)).of_input(closed[..., [0, 1, 0], :])
+    assert "grid axis 0 and 1 repeat" in three.text
     # their differences overflow float32
     huge = np.sign(closed) * np.finfo(np.float32).max
     assert AnswerWarnings(flow, (65, 65)).of_input(huge)
