@@ -44,6 +44,12 @@ def npy(array: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
+def npz(**arrays: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()
+
+
 def doubling(request: httpx.Request) -> httpx.Response:
     array = np.load(io.BytesIO(request.content), allow_pickle=False)
     return httpx.Response(200, content=npy(2 * array))
@@ -109,7 +115,8 @@ def test_predict_quotes_the_model_name() -> None:
 
     with client_for(handler) as client:
         client.predict("../a b?", FIELD)
-    assert paths == [b"/v1/models/..%2Fa%20b%3F:predict"]
+        client.predict("m", FIELD, version="1/2")
+    assert paths == [b"/v1/models/..%2Fa%20b%3F:predict", b"/v1/models/m/versions/1%2F2:predict"]
 
 
 def test_predict_detailed_reads_version_request_id_and_timings() -> None:
@@ -118,6 +125,8 @@ def test_predict_detailed_reads_version_request_id_and_timings() -> None:
             "x-model-version": "3",
             "x-request-id": "abc",
             "server-timing": 'decode;dur=0.5, queue;desc="in line";dur=2, compute;dur=12.25',
+            "x-trust": "unknown",
+            "x-trust-residual": "0.25",
         }
         return httpx.Response(200, content=doubling(request).content, headers=headers)
 
@@ -125,6 +134,7 @@ def test_predict_detailed_reads_version_request_id_and_timings() -> None:
         prediction = client.predict_detailed("m", FIELD)
     assert isinstance(prediction, Prediction)
     assert (prediction.version, prediction.request_id) == ("3", "abc")
+    assert (prediction.trust, prediction.trust_status) == ({"residual": 0.25}, "unknown")
     assert prediction.timings == pytest.approx({"decode": 5e-4, "queue": 2e-3, "compute": 0.01225})
 
 
@@ -148,6 +158,40 @@ def test_an_output_grid_in_a_string_is_refused() -> None:
         pytest.raises(BadInput, match=r"such as \(64, 64\), got '64'"),
     ):
         client.predict("m", FIELD, output_grid="64")  # type: ignore[call-overload]
+
+
+def test_vjp_sends_its_arrays_and_options_and_returns_the_gradient() -> None:
+    seen: list[httpx.Request] = []
+    answers = [
+        npz(gradient=3 * FIELD),
+        npz(**{"gradient": 3 * FIELD, "output.u": 2 * FIELD}),
+        npz(gradient=3 * FIELD),
+    ]
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, content=answers[len(seen) - 1], headers={"X-Warning": "far"})
+
+    with client_for(handler) as client:
+        with pytest.warns(PredictionWarning, match="far") as caught:
+            found = client.vjp("m", FIELD, -FIELD, version=3, deadline=1.5, priority=2)
+        assert caught[0].filename == __file__
+        both = client.vjp_detailed("m", FIELD, {"u": -FIELD}, output=True)
+        with pytest.raises(ServerError, match="with gradient: is this a turbofno server"):
+            client.vjp("m", {"a": FIELD}, -FIELD)
+    for one in (found, both.gradient):
+        np.testing.assert_array_equal(one, 3 * FIELD)
+    assert list(both.output) == ["u"]
+    np.testing.assert_array_equal(both.output["u"], 2 * FIELD)
+    full, plain, _ = seen
+    assert full.url.path == "/v1/models/m/versions/3:vjp"
+    assert dict(full.url.params) == {"priority": "2"}
+    assert 1000.0 < float(full.headers["x-deadline-ms"]) <= 1500.0
+    assert dict(plain.url.params) == {"output": "true"}
+    for request, name in ((full, "cotangent"), (plain, "cotangent.u")):
+        sent = np.load(io.BytesIO(request.content), allow_pickle=False)
+        assert sorted(sent) == [name, "input"]
+        np.testing.assert_array_equal(sent[name], -FIELD)
 
 
 def test_warnings_are_issued_by_predict_and_returned_by_predict_detailed() -> None:
@@ -224,6 +268,9 @@ def test_the_deadline_of_a_rollout_is_for_its_start_and_does_not_cut_its_answer(
     (request,) = seen
     assert 0.0 < float(request.headers["x-deadline-ms"]) <= 500.0
     assert request.extensions["timeout"]["read"] == 50.0
+    assert request.extensions["timeout"]["connect"] == 5.0
+    assert dict(request.url.params) == {"steps": "2", "frames": "all", "start": "0"}
+    np.testing.assert_array_equal(np.load(io.BytesIO(request.content)), FIELD)
 
 
 def test_a_rollout_begins_within_the_timeout_its_retries_included(pauses: list[float]) -> None:
@@ -374,6 +421,7 @@ def test_overload_is_raised_when_retries_run_out(pauses: list[float]) -> None:
     with client_for(handler, retries=3) as client, pytest.raises(Overloaded, match="queue full"):
         client.predict("m", FIELD)
     assert len(calls) == 4
+    assert pauses[0] < 0.1, "a Retry-After of 0, with jitter"
     assert pauses == sorted(pauses)
     assert len(pauses) == 3
 
@@ -505,12 +553,20 @@ def test_models_and_model_return_the_descriptions() -> None:
 
 def test_wait_ready_returns_once_ready_and_gives_up_after_its_time(pauses: list[float]) -> None:
     answers = iter([httpx.Response(503), httpx.Response(503), httpx.Response(200)])
-    with client_for(lambda _: next(answers, httpx.Response(503))) as client:
+    limits: list[float] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        limits.append(request.extensions["timeout"]["read"])
+        return next(answers, httpx.Response(503))
+
+    with client_for(handler) as client:
         client.wait_ready(10.0)
         assert len(pauses) == 2
+        assert 9.0 < limits[2] < limits[1] < limits[0] <= 10.0
         assert client.ready() is False
         with pytest.raises(DeadlineExceeded, match=r"http://test was not ready within 0\.5 s"):
             client.wait_ready(0.5)
+    assert sum(pauses[2:]) <= 0.5
 
 
 def test_headers_are_sent_with_every_request() -> None:

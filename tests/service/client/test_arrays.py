@@ -288,6 +288,7 @@ def test_a_field_is_sent_to_the_solver() -> None:
         np.testing.assert_array_equal(client.solve("m", field), field)
     np.testing.assert_array_equal(server.sent, field)
     assert server.requests[0].url.query == b""
+    assert server.requests[0].headers["content-type"] == "application/x-npy"
 
 
 @pytest.mark.parametrize("given", [{}, {"fields": [1.0], "seed": 3}])
