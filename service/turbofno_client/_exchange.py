@@ -97,7 +97,7 @@ class Exchange:
                 seconds=started + patience - now,
                 content=content,
                 headers={**headers, **limit},
-                params=params or None,
+                params=params,
             )
             if isinstance(outcome, httpx.Response) and outcome.status_code == 200:
                 if stream:
