@@ -8,19 +8,21 @@ import gc
 import os
 import signal
 import socket
+import struct
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 import uvloop
 
 from tests.service.waiting import until
-from turbofno.service.processes.channel import Channel, new_endpoint
+from turbofno.service.processes.channel import Channel, new_endpoint, of_this_user
 from turbofno.service.processes.messages import Cancel, Message, Returned
 
 pytestmark = pytest.mark.timeout(20)
@@ -45,12 +47,14 @@ def sockets() -> set[str]:
 
 @pytest.fixture(params=[None, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def run(request: pytest.FixtureRequest) -> Run:
-    """Run a coroutine on one of the event loops, which leaves no socket."""
+    """Run a coroutine on one of the event loops, which leaves no socket and no error of a callback."""
 
     def on_loop(main: Coroutine[Any, Any, None]) -> None:
-        before = sockets()
+        before, errors = sockets(), []
         with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.get_loop().set_exception_handler(lambda _, error: errors.append(error))
             runner.run(main)
+        assert not errors
         del runner
         # What is left open warns, which is an error here.
         gc.collect()
@@ -266,7 +270,8 @@ def test_a_peer_is_lost_once_after_its_last_message(run: Run) -> None:
             found.extend(messages)
 
         listening = Channel(receive, on_lost=lost.append).listen(endpoint)
-        peer = stranger(endpoint)
+        peer, stays = stranger(endpoint), stranger(endpoint)
+        stays.sendall(framed(b"stays"))
         peer.sendall(framed(b"peer", CANCELLED))
         await until(lambda: bool(found))
         sent = sent_all(peer)
@@ -278,8 +283,11 @@ def test_a_peer_is_lost_once_after_its_last_message(run: Run) -> None:
         await until(lambda: bool(lost))
         assert len(found) == 1 + sent > 64
         await asyncio.sleep(0.05)
-        assert lost == [b"peer"]
+        assert b"stays" in listening._peers
         listening.close()
+        await asyncio.sleep(0.05)
+        assert lost == [b"peer"]
+        stays.close()
 
     run(main())
 
@@ -449,6 +457,12 @@ def test_a_process_of_another_user_is_refused(run: Run, monkeypatch: pytest.Monk
             peer.close()
 
     run(main())
+
+
+def test_the_user_of_a_peer_counts_not_its_group() -> None:
+    for user, of_this in ((os.geteuid(), True), (os.geteuid() + 1, False)):
+        credentials = struct.pack("3i", 1, user, os.getegid() + of_this)
+        assert of_this_user(Mock(getsockopt=lambda *_, found=credentials: found)) is of_this
 
 
 def test_a_second_peer_of_the_same_name_is_refused(run: Run) -> None:
