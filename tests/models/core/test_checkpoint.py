@@ -145,7 +145,20 @@ def test_damaged_weights_fail_the_hash(folder: Path) -> None:
         ({"architecture__block": ["spectral", "dance"]}, "architecture.block.1"),
         ({"architecture__resolution_scaling": [[2, 1]]}, "resolution_scaling needs 2 entries"),
         ({"field_normalization": {"grid": [16, 16]}}, "not both"),
-        ({"normalization": None, "field_normalization": {"grid": [16, 16]}}, "must be equal to it"),
+        *(
+            (
+                {"normalization": None, "field_normalization": {"grid": grid}, **others},
+                "must be equal",
+            )
+            for grid, others in (
+                ([16, 16], {"grid__minimum": [16, 16]}),
+                ([16, 16], {"grid__maximum": [16, 16]}),
+                ([8, 8], {"grid__minimum": [16, 16], "grid__maximum": [16, 16]}),
+            )
+        ),
+        ({"grid__minimum": [8]}, "grid.minimum has 1 axes, but the architecture has 2"),
+        ({"grid__maximum": [64, 64, 64]}, "grid.maximum has 3 axes"),
+        ({"grid__extent": [1.0]}, "grid.extent has 1 axes"),
         ({"grid__minimum": [99, 1]}, r"is not between grid.minimum=\[99, 1\]"),
         ({"grid__maximum": [99, 1]}, r"grid.maximum=\[99, 1\]"),
         (
@@ -167,9 +180,13 @@ def test_damaged_weights_fail_the_hash(folder: Path) -> None:
             "channel 'a' allows no value: its minimum 5 is above its maximum 3",
         ),
         ({"inputs": [{"name": "a"}]}, "inputs names 1 channels"),
+        ({"outputs": [{"name": "a"}, {"name": "b"}]}, "outputs names 2 channels"),
         ({"inputs": [{"name": "a"}, {"name": "a"}]}, "channel name twice"),
         ({"normalization__input_std": [1.0, 0.0]}, "normalization.input_std"),
+        ({"normalization__input_mean": [1.0]}, "input_mean has 1 entries, expected 2"),
+        ({"normalization__input_std": [1.0]}, "input_std has 1 entries, expected 2"),
         ({"normalization__output_mean": [1.0, 0.0]}, "output_mean has 2 entries"),
+        ({"normalization__output_std": [1.0, 2.0]}, "output_std has 2 entries, expected 1"),
         ({"name": "../etc"}, "name"),
         ({"sha256": None}, "sha256: Field required"),
     ],

@@ -7,7 +7,14 @@ import torch
 
 from tests.service.tiny import tiny_config
 from turbofno.models.core.checkpoint import load_model
-from turbofno.models.core.config import PDE, BurgersResidual, ModelConfig, read_config
+from turbofno.models.core.config import (
+    PDE,
+    BurgersResidual,
+    Channel,
+    DarcyResidual,
+    ModelConfig,
+    read_config,
+)
 from turbofno.models.core.statistics import FeatureStatistics, InputDistribution
 from turbofno.models.trust.signals import Signals
 from turbofno.models.zoo import TRAINED
@@ -93,6 +100,19 @@ def test_inconsistent_statistics_are_refused_by_name() -> None:
     )  # fmt: skip
     with pytest.raises(ValueError, match=r"pde.residual 'burgers' needs one input channel"):
         changed(pde=pde.model_dump())
+    single = {
+        "architecture": tiny_config().architecture.model_copy(update={"out_channels": 1}),
+        "outputs": tiny_config().outputs[:1],
+        "pde": pde,
+    }
+    assert changed(**single).pde == pde
+    grid = tiny_config().grid
+    for update in ({"extent": (2.0,)}, {"boundary": "nodes"}):
+        with pytest.raises(ValueError, match="needs extents of 1 and boundary='periodic'"):
+            changed(**single, grid=grid.model_copy(update=update))
+    darcy = pde.model_copy(update={"residual": DarcyResidual(source=1.0)})
+    with pytest.raises(ValueError, match="one input channel, one output channel and 2 axes"):
+        changed(**single | {"pde": darcy})
     with pytest.raises(ValueError, match="mean has 2 entries, but std has 1"):
         FeatureStatistics(mean=(0.0, 1.0), std=(1.0,))
     one = FeatureStatistics(mean=(0.0, 1.0), std=(1.0, 1.0))
@@ -103,6 +123,14 @@ def test_inconsistent_statistics_are_refused_by_name() -> None:
     }  # fmt: skip
     with pytest.raises(ValueError, match=r"distribution.inputs has 2 entries, expected 1"):
         changed(statistics=statistics)
+    longer = FeatureStatistics(mean=(0.0, 1.0, 2.0), std=(1.0, 1.0, 1.0))
+    uneven = InputDistribution(n_fields=1, edge=1.0, inputs=(one, longer))
+    with pytest.raises(ValueError, match="differ in their number of features"):
+        changed(
+            architecture=tiny_config().architecture.model_copy(update={"in_channels": 2}),
+            inputs=(Channel(name="a"), Channel(name="b")),
+            statistics=statistics | {"inputs": [moments] * 2, "distribution": uneven},
+        )
     for side, entries in (("inputs", [moments] * 3), ("outputs", [moments])):
         few = statistics | {"distribution": None, side: entries}
         with pytest.raises(ValueError, match=rf"statistics.{side} has {len(entries)} entries"):
