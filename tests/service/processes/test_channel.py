@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import os
 import signal
 import socket
 import struct
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -22,6 +24,7 @@ import pytest
 import uvloop
 
 from tests.service.waiting import until
+from turbofno.service.processes import channel as channel_module
 from turbofno.service.processes.channel import Channel, new_endpoint, of_this_user
 from turbofno.service.processes.messages import Cancel, Message, Returned
 
@@ -322,7 +325,7 @@ def test_all_megabytes_of_a_killed_process_arrive(run: Run) -> None:
     run(main())
 
 
-def test_a_frame_may_come_in_pieces(run: Run) -> None:
+def test_a_frame_may_come_in_pieces(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with connected() as (_, endpoint, inbox, _):
             peer = stranger(endpoint)
@@ -333,6 +336,7 @@ def test_a_frame_may_come_in_pieces(run: Run) -> None:
             peer.close()
 
     run(main())
+    assert not caplog.records
 
 
 def test_a_peer_that_sends_many_messages_does_not_block_the_event_loop(run: Run) -> None:
@@ -441,6 +445,29 @@ def test_what_was_flushed_arrives_from_a_channel_that_closes(run: Run) -> None:
             assert await inbox.until(1) == [(b"peer", Returned(1, "x" * 50_000))]
 
     run(main())
+
+
+def test_without_a_descriptor_a_channel_accepts_later(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    none_left = OSError(errno.EMFILE, "Too many open files")
+    accept, times = socket.socket.accept, []
+
+    def scarce(listening: socket.socket) -> tuple[socket.socket, Any]:
+        times.append(time.monotonic())
+        if len(times) < 4:
+            raise BlockingIOError if len(times) == 1 else none_left
+        return accept(listening)
+
+    monkeypatch.setattr(socket.socket, "accept", scarce)
+    monkeypatch.setattr(channel_module, "PAUSE_SECONDS", 0.05)
+
+    async def main() -> None:
+        async with connected(b"a"):
+            assert times[3] - times[1] >= 0.09
+
+    run(main())
+    assert caplog.text.count("no connection can be accepted for now: [Errno 24] Too many") == 2
 
 
 def test_a_process_of_another_user_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
