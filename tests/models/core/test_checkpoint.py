@@ -39,7 +39,7 @@ CONFIG = ModelConfig(
     name="tiny",
     description="a tiny model",
     architecture=ARCH,
-    inputs=(Channel(name="a", units="Pa"), Channel(name="b", units="m")),
+    inputs=(Channel(name="a", units="Pa"), Channel(name="b", units="m", minimum=1.0, maximum=1.0)),
     outputs=(Channel(name="u", units="K"),),
     grid=GridSpec(
         training=(16, 16), minimum=(8, 8), maximum=(64, 64), extent=(1.0, 2.0), boundary="periodic"
@@ -86,6 +86,11 @@ def test_saved_model_is_loaded_equal(tmp_path: Path) -> None:
     torch.testing.assert_close(loaded.module(x), module(x))
     assert not loaded.module.training
     assert not any(p.requires_grad for p in loaded.module.parameters())
+
+
+def test_the_quantity_of_a_channel_has_its_units() -> None:
+    named = (*CONFIG.inputs, Channel(name="c"))
+    assert [channel.quantity for channel in named] == ["a [Pa]", "b [m]", "c"]
 
 
 def test_a_default_dtype_changes_nothing(folder: Path) -> None:

@@ -131,10 +131,12 @@ def test_inconsistent_statistics_are_refused_by_name() -> None:
             inputs=(Channel(name="a"), Channel(name="b")),
             statistics=statistics | {"inputs": [moments] * 2, "distribution": uneven},
         )
+    assert changed(statistics=statistics | {"distribution": None}).statistics
     for side, entries in (("inputs", [moments] * 3), ("outputs", [moments])):
         few = statistics | {"distribution": None, side: entries}
         with pytest.raises(ValueError, match=rf"statistics.{side} has {len(entries)} entries"):
             changed(statistics=few)
+    assert tiny_config().states == 1
     with pytest.raises(ValueError, match="past_steps is for autoregressive models"):
         changed(past_steps=2)
     with pytest.raises(ValueError, match=r"past_steps=2 states of 2 channels are not .* 1 input"):
