@@ -17,8 +17,10 @@ from turbofno.models.trust.features import (
     linear_features,
     octaves,
     resolved_features,
+    spectrum_of,
     with_finer_octaves,
 )
+from turbofno_ops import fft
 
 GRIDS = [(32,), (27,), (16, 24), (21, 21), (8, 10, 9)]
 
@@ -114,6 +116,35 @@ def test_the_variance_feature_on_odd_and_even_grids() -> None:
         variance = field.var(axes, correction=0)
         torch.testing.assert_close(found[..., linear_features(len(grid))].exp() - FLOOR, variance)
         torch.testing.assert_close(found[..., 0], field.mean(axes))
+
+
+def test_features_do_not_depend_on_the_norm_of_the_transform(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for grid in GRIDS:
+        field, scale = torch.randn(2, 1, *grid, dtype=torch.float64), torch.ones(1)
+        with monkeypatch.context() as patch:
+            expected = features(field, scale)
+            patch.setattr(fft, "is_preferred", lambda *_, **__: True)
+            assert spectrum_of(field).factor == 1 / math.prod(grid)
+            torch.testing.assert_close(features(field, scale), expected)
+
+
+@pytest.mark.parametrize(
+    ("grid", "count"),
+    [((1,), 0), ((3,), 0), ((4,), 1), ((7,), 1), ((8,), 2), ((5, 64), 1), ((64, 64, 5), 1)],
+)
+def test_an_octave_counts_if_every_axis_resolves_it(grid: tuple[int, ...], count: int) -> None:
+    assert octaves(grid) == count
+    assert resolved_features(grid) == linear_features(len(grid)) + 1 + count
+
+
+def test_energy_that_rises_is_expected_to_rise_in_finer_octaves_too() -> None:
+    known = torch.tensor([[0.0, 1.0, 3.0], [0.0, 3.0, 1.0]])
+    mean, deviation = with_finer_octaves(known, torch.tensor([[1.0, 1.0, 2.0], [1.0, 1.0, 0.5]]))
+    assert mean[0].tolist() == [0.0, 1.0, *(3.0 + 2.0 * octave for octave in range(17))]
+    assert mean[1].tolist() == [0.0, 3.0, *[1.0] * 17]
+    assert deviation.tolist() == [[1.0, 1.0, *[2.0] * 17], [1.0, 1.0, *[0.5] * 17]]
 
 
 def smooth_fields(count: int, n: int) -> torch.Tensor:
