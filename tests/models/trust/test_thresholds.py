@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from turbofno.models.core.checkpoint import load_model
 from turbofno.models.core.config import ModelConfig, read_config
 from turbofno.models.core.regrid import at_points
 from turbofno.models.core.statistics import GridThresholds, Thresholds
+from turbofno.models.trust import calibrate
 from turbofno.models.trust.calibrate import evaluated, sampled, signals_of
 from turbofno.models.trust.signals import Signals
 from turbofno.models.zoo import TRAINED
@@ -145,6 +147,37 @@ def test_the_residual_is_calibrated_on_frames_from_which_the_model_is_evaluated(
         *range(50 + first, 100),
     ]
     assert evaluated(problem_named("burgers"), torch.arange(3), 3).tolist() == [0, 1, 2]
+
+
+def test_no_grid_has_a_threshold_below_that_of_the_training_grid(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem, seen = problem_named("darcy"), []
+
+    def found(_: object, __: object, points: int, samples: int) -> GridThresholds:
+        seen.append((points, samples))
+        distance, residual = float(len(seen)), 1 / len(seen)
+        return GridThresholds(
+            grid=(points,) * 2, n_fields=samples, input_distance=distance, residual=residual
+        )
+
+    monkeypatch.setattr(calibrate, "_thresholds_on", found)
+    first, *others = calibrate.thresholds_of(Mock(), problem).grids
+    many, few = calibrate.CALIBRATION_SAMPLES["darcy"]
+    assert seen == [(problem.grid.training[0], many), *((n, few) for n in problem.other_grids)]
+    assert (first.input_distance, first.residual) == (1.0, 1.0)
+    assert [one.input_distance for one in others] == [*range(2, 2 + len(problem.other_grids))]
+    assert {one.residual for one in others} == {1.0}
+
+
+def test_one_in_a_thousand_fields_is_above_its_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = torch.arange(1001.0)
+    signals = {"input_distance": values, "residual": values / 1000}
+    for left in (signals, {"input_distance": values}):
+        monkeypatch.setattr(calibrate, "signals_of", lambda *_, found=left: dict(found))
+        found = calibrate._thresholds_on(Mock(), problem_named("burgers"), 32, 1001)
+        assert (found.grid, found.n_fields, found.input_distance) == ((32,), 1001, 999.0)
+        assert found.residual == (0.999 if "residual" in left else None)
 
 
 def test_flows_with_errors_far_above_the_cards_are_above_the_threshold_of_the_residual() -> None:
