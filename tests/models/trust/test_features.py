@@ -173,6 +173,15 @@ def test_one_in_a_hundred_training_fields_is_beyond_the_edge_on_any_grid() -> No
         assert (far > known.edge).float().mean().item() == pytest.approx(0.01, abs=0.01), n
 
 
+def test_what_no_training_field_varies_has_a_least_deviation() -> None:
+    fields = torch.randn(1, 2, 32) + 1e-5 * torch.randn(100, 2, 32)
+    known = distribution_of(fields, torch.tensor([2.0, 3.0]))
+    linear, others = linear_features(1), 1 + octaves((32,))
+    assert [one.std for one in known.inputs] == [
+        (*[least] * linear, *[0.05] * others) for least in (0.02, 0.03)
+    ]
+
+
 @pytest.mark.parametrize("grid", [(45,), (85, 85), (21, 21, 21)])
 def test_octaves_that_the_training_grid_does_not_resolve_add_nothing_for_white_noise(
     grid: tuple[int, ...],

@@ -168,6 +168,8 @@ def test_no_grid_has_a_threshold_below_that_of_the_training_grid(
     assert (first.input_distance, first.residual) == (1.0, 1.0)
     assert [one.input_distance for one in others] == [*range(2, 2 + len(problem.other_grids))]
     assert {one.residual for one in others} == {1.0}
+    without = first.model_copy(update={"residual": None})
+    assert calibrate._at_least(without, others[0]).residual is None
 
 
 def test_one_in_a_thousand_fields_is_above_its_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,6 +180,13 @@ def test_one_in_a_thousand_fields_is_above_its_threshold(monkeypatch: pytest.Mon
         found = calibrate._thresholds_on(Mock(), problem_named("burgers"), 32, 1001)
         assert (found.grid, found.n_fields, found.input_distance) == ((32,), 1001, 999.0)
         assert found.residual == (0.999 if "residual" in left else None)
+    flows = problem_named("navier-stokes")
+    values = torch.full((20, 50), 7.0)
+    values[:, : flows.first_frame] = 1e9
+    signals = {"input_distance": values.flatten(), "residual": values.flatten()}
+    monkeypatch.setattr(calibrate, "signals_of", lambda *_: signals)
+    found = calibrate._thresholds_on(Mock(), flows, 64, 20)
+    assert (found.n_fields, found.input_distance, found.residual) == (1000, 1e9, 7.0)
 
 
 def test_flows_with_errors_far_above_the_cards_are_above_the_threshold_of_the_residual() -> None:
