@@ -155,7 +155,7 @@ async def test_what_does_not_fit_into_a_batch_is_not_joined(bench: Bench) -> Non
 @on_bench()
 async def test_what_nobody_wants_any_more_does_not_run_again(bench: Bench) -> None:
     blocking = await bench.block()
-    _, outcomes = joined(bench, (1.0,), (NAN,), (3.0,))
+    ticket, outcomes = joined(bench, (1.0,), (NAN,), (3.0,))
     outcomes.each[0].cancel()
     bench.model.gate.set()
     found = await asyncio.wait(outcomes.each, timeout=10)
@@ -164,6 +164,7 @@ async def test_what_nobody_wants_any_more_does_not_run_again(bench: Bench) -> No
     await blocking
     # Yet it is counted as ended, once, as each of the others.
     assert [bench.ended.count(one) for one in outcomes.tickets] == [1, 1, 1]
+    assert ticket not in bench.ended
 
 
 @on_bench()
