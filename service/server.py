@@ -170,7 +170,8 @@ class DrainingServer(uvicorn.Server):
             # and not once it is refused, so max_connections does not bound the descriptors of silent clients.
             seconds = settings.header_timeout_seconds
             tls |= {"ssl_handshake_timeout": seconds, "ssl_shutdown_timeout": seconds}
-        acceptor = Acceptor(factory, **tls)
+        connections = self._context.connections
+        acceptor = Acceptor(factory, lambda: settings.max_connections - connections.total, **tls)
         server = await create_server(acceptor, **options, **tls)
         acceptor.attend(server)
         return server

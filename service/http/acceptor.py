@@ -12,15 +12,20 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _MOST = 256
-"""Connections accepted in addition to the event loop's, so that a flood of them leaves time for requests."""
+"""Most connections at once in addition to the event loop's, so that a flood of them leaves time for requests."""
+_REFUSED = 32
+"""As many are accepted that will be refused: each takes a descriptor until it has its reply."""
 
 
 class Acceptor:
     """A protocol factory that also accepts the connections that wait behind the event loop's."""
 
-    def __init__(self, factory: Callable[[], asyncio.Protocol], **tls: Any) -> None:
-        """`tls` are the TLS arguments of `loop.create_server`."""
+    def __init__(
+        self, factory: Callable[[], asyncio.Protocol], room: Callable[[], int], **tls: Any
+    ) -> None:
+        """`room` returns how many more connections are served; `tls` are the TLS arguments of `loop.create_server`."""
         self._factory = factory
+        self._room = room
         self._tls = tls
         self._server: asyncio.Server | None = None
         self._opening: set[asyncio.Task[None]] = set()
@@ -31,10 +36,11 @@ class Acceptor:
 
     def __call__(self) -> asyncio.Protocol:
         """The protocol of the connection that the event loop has accepted."""
+        most = min(_MOST, max(_REFUSED, self._room()))
         for listening in () if self._server is None else self._server.sockets:
             with _borrowed(listening) as own, contextlib.suppress(OSError):
                 # An error, such as a lack of descriptors, meets the event loop too, which handles it.
-                for _ in range(_MOST):
+                while len(self._opening) < most:
                     task = asyncio.create_task(self._open(own.accept()[0]))
                     self._opening.add(task)
                     task.add_done_callback(self._opening.discard)

@@ -24,16 +24,21 @@ class Greeter(asyncio.Protocol):
         cast("asyncio.Transport", transport).write(b"hello")
 
 
-@pytest.mark.parametrize("most", [256, 3])
-def test_a_burst_is_accepted_in_a_few_turns(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("most", "room", "at_once"), [(256, 100, True), (3, 100, False), (256, 0, False)]
+)
+def test_a_burst_is_accepted_in_a_few_turns(
+    most: int, room: int, at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(acceptor, "_MOST", most)
+    monkeypatch.setattr(acceptor, "_REFUSED", 3)
     Greeter.made = 0
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         problems: list[dict[str, Any]] = []
         loop.set_exception_handler(lambda _, context: problems.append(context))
-        acceptor = Acceptor(Greeter, ssl=None)
+        acceptor = Acceptor(Greeter, lambda: room, ssl=None)
         server = await loop.create_server(acceptor, "127.0.0.1", 0, backlog=64)
         acceptor.attend(server)
         address = server.sockets[0].getsockname()
@@ -44,9 +49,9 @@ def test_a_burst_is_accepted_in_a_few_turns(most: int, monkeypatch: pytest.Monke
                 for _ in range(40)
             ]
             # The event loop alone would accept one in each turn.
-            for _ in range(12):
+            for _ in range(8):
                 await asyncio.sleep(0)
-            assert Greeter.made > 12
+            assert Greeter.made == 40 if at_once else 8 < Greeter.made < 40
             for _ in range(100):
                 await asyncio.sleep(0)
             assert Greeter.made == 40
