@@ -9,8 +9,9 @@ import numpy as np
 
 from benchmarks import fusion
 from benchmarks.fusion import GAINS, Gain, Ladder, ladders
+from benchmarks.gpu.report import PICTURE
 from benchmarks.page import read
-from benchmarks.tables import DOCUMENT, PICTURE
+from benchmarks.tables import DOCUMENT
 from benchmarks.timing import RESULTS, no_options
 
 if TYPE_CHECKING:

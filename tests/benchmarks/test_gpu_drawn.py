@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import drawn
-from benchmarks.tables import gpu_drawn
+from benchmarks.gpu.report import gpu_drawn
 
 WHERE = {"gpu": "a card", "torch": "2", "cuda": "13", "commit": "c", "at": "2026-01-01T00:00:00"}
 

@@ -10,8 +10,8 @@ import torch
 
 from benchmarks.gpu import fft as measured
 from benchmarks.gpu.fft import CASES, Case
+from benchmarks.gpu.report import gpu_fft
 from benchmarks.gpu.tcfft import tcfft_milliseconds
-from benchmarks.tables import gpu_fft
 
 WHERE = {"gpu": "a card", "torch": "2", "cuda": "13", "commit": "c", "at": "2026-01-01T00:00:00"}
 SMALL = (

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import gradients
-from benchmarks.tables import gpu_gradients
+from benchmarks.gpu.report import gpu_gradients
 from tests.benchmarks.test_tables import WHERE, cells
 
 

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.gpu import ntt as measured
 from benchmarks.gpu.ntt import CASES, Case
-from benchmarks.tables import gpu_ntt
+from benchmarks.gpu.report import gpu_ntt
 from turbofno_ops.ntt import BABY_BEAR, GOLDILOCKS, ntt, to_integers
 
 WHERE = {"gpu": "a card", "torch": "2", "cuda": "13", "commit": "c", "at": "2026-01-01T00:00:00"}

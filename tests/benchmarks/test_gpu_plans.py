@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from benchmarks.gpu.plans import plans
+from benchmarks.gpu.report import gpu_plans
 from benchmarks.host_plans import CARDS, host_plans
-from benchmarks.tables import gpu_plans
 from turbofno_ops._stages import Analyze, Source, Step, Store, Synthesis
 from turbofno_ops._tile_program import Shape, plan_kernel
 

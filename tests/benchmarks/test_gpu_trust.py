@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from benchmarks.gpu import trust
-from benchmarks.tables import gpu_trust
+from benchmarks.gpu.report import gpu_trust
 from tests.benchmarks.test_tables import WHERE, cells
 from turbofno_ops import fft
 
