@@ -91,14 +91,14 @@ class Model:
 class Bench:
     """A scheduler of a GPU with a model. `threads` are those that were prepared to start batches."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_in_flight: int) -> None:
         settings, metrics = Settings(max_batch_size=16, max_fields_per_request=16), Metrics()
         self.model, self.threads = Model(), set[str]()
         self.scheduler = Scheduler(
             settings,
             metrics,
             QueueCapacity(settings, metrics),
-            max_in_flight=3,
+            max_in_flight=max_in_flight,
             prepare_thread=lambda: self.threads.add(threading.current_thread().name),
         )
 
@@ -120,8 +120,8 @@ class Bench:
 
 
 @asynccontextmanager
-async def running() -> AsyncIterator[Bench]:
-    bench = Bench()
+async def running(max_in_flight: int = 3) -> AsyncIterator[Bench]:
+    bench = Bench(max_in_flight)
     bench.scheduler.start()
     try:
         yield bench
@@ -163,11 +163,25 @@ def test_a_batch_that_took_long_to_start_has_the_next_start_on_the_device_thread
     asyncio.run(main())
 
 
-def test_gradients_and_fields_cut_over_devices_start_on_the_device_thread() -> None:
+@pytest.mark.parametrize(("count", "in_flight"), [(1, 1), (2, 3)])
+def test_gradients_start_on_the_device_thread(
+    count: int, in_flight: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on one core, where the event loop runs short batches: a gradient of a field takes several times as long."""
+    monkeypatch.setattr(scheduler, "cores", lambda: count)
+    monkeypatch.setattr(scheduler, "SHORT_SECONDS", 60.0)
+
     async def main() -> None:
-        async with running() as bench:
+        async with running(in_flight) as bench:
             shapes = VjpShapes((1, 4), (1, 4))
             assert not any([await bench.ask(vjp=shapes) for _ in range(3)])
+
+    asyncio.run(main())
+
+
+def test_fields_cut_over_devices_start_on_the_device_thread() -> None:
+    async def main() -> None:
+        async with running() as bench:
             bench.model.execution = "slabs"
             assert not any([await bench.ask() for _ in range(3)])
 
