@@ -50,7 +50,10 @@ class Acceptor:
         loop = asyncio.get_running_loop()
         # As for the event loop's own connections, a failed TLS handshake is its client's affair.
         with contextlib.suppress(OSError):
-            await loop.connect_accepted_socket(self._factory, accepted, **self._tls)
+            transport, _ = await loop.connect_accepted_socket(self._factory, accepted, **self._tls)
+            if self._server is not None and not self._server.is_serving():
+                # It was closed meanwhile, as were the connections that it had: the shutdown would wait for this one.
+                transport.close()
 
 
 @contextlib.contextmanager

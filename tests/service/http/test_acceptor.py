@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 import uvloop
 
+from tests.service.waiting import until
 from turbofno.service.http import acceptor
 from turbofno.service.http.acceptor import Acceptor
 
@@ -17,11 +18,14 @@ from turbofno.service.http.acceptor import Acceptor
 class Greeter(asyncio.Protocol):
     """Writes `hello` to each connection."""
 
-    made = 0
+    made = lost = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         Greeter.made += 1
         cast("asyncio.Transport", transport).write(b"hello")
+
+    def connection_lost(self, _: Exception | None) -> None:
+        Greeter.lost += 1
 
 
 @pytest.mark.parametrize(
@@ -60,5 +64,28 @@ def test_a_burst_is_accepted_in_a_few_turns(
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address)
         assert problems == []
+
+    uvloop.run(main())
+
+
+def test_connections_that_are_opened_while_the_server_closes_are_closed() -> None:
+    Greeter.made = Greeter.lost = 0
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        def closing() -> Greeter:
+            loop.call_soon(server.close)
+            return Greeter()
+
+        acceptor = Acceptor(closing, lambda: 100, ssl=None)
+        server = await loop.create_server(acceptor, "127.0.0.1", 0, backlog=64)
+        acceptor.attend(server)
+        address = server.sockets[0].getsockname()
+        with ExitStack() as opened:
+            for _ in range(40):
+                opened.enter_context(socket.create_connection(address, timeout=10))
+            # All but the event loop's own.
+            await until(lambda: (Greeter.made, Greeter.lost) == (40, 39))
 
     uvloop.run(main())
