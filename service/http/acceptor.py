@@ -1,6 +1,6 @@
-"""Accepts all waiting connections in one turn of the event loop, which alone accepts one a turn.
+"""Accepts connections that wait together in one turn of the event loop, which alone accepts one a turn.
 
-With a thousand busy connections a turn takes a tenth of a second, and as many new ones would wait for minutes.
+A turn lasts as long as the requests of all busy connections, and the last of a thousand new ones would wait a thousand turns.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _MOST = 256
-"""Most connections at once in addition to the event loop's, so that a flood of them leaves time for requests."""
+"""Most connections that are opened at once, beside the event loop's, so that a flood of them leaves time for requests. With TLS
+each counts until the end of its handshake."""
 _REFUSED = 32
-"""As many are accepted that will be refused: each takes a descriptor until it has its reply."""
+"""Most at once of those that will be refused: each takes a descriptor until it has its reply."""
 
 
 class Acceptor:
