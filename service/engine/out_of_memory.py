@@ -17,6 +17,9 @@ def out_of_memory(error: Exception) -> bool:
     )
 
 
-def release_frames(error: Exception) -> None:
-    """Drop the traceback: its frames hold the tensors of the failed calls."""
-    error.__traceback__ = None
+def release_frames(error: BaseException) -> None:
+    """Drop the tracebacks of an error and of those that it arose from: their frames hold the tensors of the failed calls."""
+    source: BaseException | None = error
+    while source is not None and source.__traceback__ is not None:
+        source.__traceback__ = None
+        source = source.__cause__ or source.__context__

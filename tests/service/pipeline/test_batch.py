@@ -62,7 +62,11 @@ class SmallDevice:
         memory = Memory()
         self.allocated.add(memory)
         if len(batch) > self.room or (batch[:, 0, 0] == TOO_LARGE).any():
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            try:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            except torch.OutOfMemoryError as error:
+                # As for captures of CUDA graphs.
+                raise torch.OutOfMemoryError(str(error)) from error
         output = ModelOutput(batch + 1, Ran("fake"), gather_seconds=0.25, compute_seconds=0.5)
         return lambda: output
 
