@@ -43,14 +43,17 @@ ALONE_SECONDS = 0.001
 to another thread and back takes as long as a small network."""
 STOP_SECONDS = 1.0
 """Seconds that the device threads may take to end once idle."""
+MOST_CHARGED_SECONDS = 1.0
+"""Most of a job's seconds for which later jobs wait: a slow warm-up must not keep rollouts waiting as long."""
 
 
 class Scheduler:
     """Dispatches batches to the worker; while they run, tickets accumulate in the queue.
 
     A device with at most one batch gets whatever waits, so that with overlap the next batch is ready when that ends.
-    Further batches are dispatched only if full: a partial one gains more from waiting. All methods are for the event
-    loop that called `start`. On a single core, short batches run there too, and on a GPU those of requests that come alone.
+    Further batches are dispatched only if full: a partial one gains more from waiting. Jobs alternate with batches, and get
+    no more device time than batches that wait. All methods are for the event loop that called `start`. On a single core,
+    short batches run there too, and on a GPU those of requests that come alone.
     """
 
     def __init__(
@@ -85,6 +88,10 @@ class Scheduler:
         self._in_flight = 0
         self._jobs: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
         self._job_is_next = True
+        self._jobs_lead = 0.0
+        """Device seconds that jobs had more than the batches that waited meanwhile."""
+        self._free_since = 0.0
+        """Time at which the last work on the device ended. For the worker's thread."""
         self._live: set[Ticket] = set()
         self._deadlines = Deadlines(self._live, self._expire)
         self._closed = False
@@ -178,18 +185,21 @@ class Scheduler:
             pass
 
     def _dispatch_next(self) -> bool:
-        """Dispatch the next job or batch, alternating between them. False if there is none to run now."""
-        for job in (self._job_is_next, not self._job_is_next):
+        """Dispatch the next job or batch. False if there is none to run now."""
+        job_first = self._job_is_next and self._jobs_lead <= 0.0
+        for job in (job_first, not job_first):
             if self._dispatch_job() if job else self._dispatch_batch():
                 self._job_is_next = not job
                 return True
         return False
 
     def _dispatch_job(self) -> bool:
+        if self._jobs_lead > 0.0:
+            return False
         while self._jobs:
             work, future = self._jobs.popleft()
             if not future.done():
-                self._dispatch(partial(_job, work), partial(self._finish_job, future))
+                self._dispatch(partial(_job, work), partial(self._finish_job, future), is_job=True)
                 return True
         return False
 
@@ -200,6 +210,9 @@ class Scheduler:
             self._expire(ticket, now)
         if decision.batch:
             return self._start(decision.batch, now)
+        if self._in_flight <= 1:
+            # None waits, not even to be full.
+            self._jobs_lead = 0.0
         if decision.wake_at is not None:
             self._wake = self._loop.call_later(max(0.0, decision.wake_at - now), self._pump)
         return False
@@ -239,13 +252,20 @@ class Scheduler:
         work: Start[T],
         finish: Done[T],
         attempt: Callable[[], Callable[[], T] | None] | None = None,
+        *,
+        is_job: bool = False,
     ) -> None:
         """Have `work` started on the device thread, or by `attempt` on the event loop."""
         self._in_flight += 1
+        dispatched = time.monotonic()
 
         def done(result: T | BaseException) -> None:
+            before, self._free_since = self._free_since, time.monotonic()
+            seconds = self._free_since - max(dispatched, before)
             try:
-                self._loop.call_soon_threadsafe(self._after, finish, result, self._pump)
+                self._loop.call_soon_threadsafe(
+                    self._after, finish, result, seconds, is_job, self._pump
+                )
             except RuntimeError:
                 logger.warning("a batch ended after the service had stopped; it is dropped")
 
@@ -254,16 +274,28 @@ class Scheduler:
     def _run_inline(self, work: Start[T], finish: Done[T]) -> None:
         """Run a batch on the event loop. The next one starts in a later iteration, after pending I/O."""
         self._in_flight += 1
+        began = time.monotonic()
         result: T | BaseException
         try:
             # As on the device thread: what is logged does not belong to the request that is served here.
             result = Context().run(lambda: work()())
         except Exception as error:
             result = error
-        self._after(finish, result, self._schedule_pump)
+        self._after(finish, result, time.monotonic() - began, False, self._schedule_pump)
 
-    def _after(self, finish: Done[T], result: T | BaseException, go_on: Callable[[], None]) -> None:
+    def _after(
+        self,
+        finish: Done[T],
+        result: T | BaseException,
+        seconds: float,
+        was_job: bool,
+        go_on: Callable[[], None],
+    ) -> None:
         self._in_flight -= 1
+        if was_job:
+            self._jobs_lead += min(seconds, MOST_CHARGED_SECONDS)
+        else:
+            self._jobs_lead = max(0.0, self._jobs_lead - seconds)
         self.on_free()
         try:
             finish(result)

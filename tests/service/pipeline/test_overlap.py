@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -237,5 +238,25 @@ def test_a_lost_device_fails_pending_and_new_requests() -> None:
             with pytest.raises(Unavailable, match="GPU failed"):
                 await submit(scheduler, device, [1.0])
             assert len(device.log) <= 4, "what was queued did not run"
+
+    asyncio.run(main())
+
+
+def test_a_job_waits_while_a_batch_waits_to_be_full_if_jobs_had_more_time() -> None:
+    async def main() -> None:
+        async with running(3, max_batch_size=4) as (scheduler, device):
+            await scheduler.run_on_device(lambda: time.sleep(0.05))
+            device.blocked = True
+            tasks = [submit(scheduler, device, size * [1.0]) for size in (4, 4, 1)]
+            await until(lambda: device.log == ["start 0", "start 1"])
+            job = asyncio.create_task(scheduler.run_on_device(lambda: device.log.append("job")))
+            await asyncio.sleep(0.02)
+            device.ends.put(None)
+            await until(lambda: "start 2" in device.log)
+            assert "job" not in device.log
+            device.blocked = False
+            device.ends.put(None)
+            device.ends.put(None)
+            await asyncio.gather(*tasks, job)
 
     asyncio.run(main())

@@ -20,7 +20,8 @@ from tests.service.pipeline.bench import (
     on_bench,
     unsubmitted,
 )
-from turbofno.service.engine.interface import PredictResult
+from turbofno.service.engine.interface import Fields, PredictResult
+from turbofno.service.engine.runnable import ModelOutput
 from turbofno.service.errors import (
     DeadlineExceeded,
     InferenceFailed,
@@ -28,6 +29,17 @@ from turbofno.service.errors import (
     QueueFull,
     Unavailable,
 )
+from turbofno.service.pipeline import scheduler as scheduler_module
+
+
+class ManualClock:
+    """Stands in for the module `time`."""
+
+    now = 1.0
+
+    def monotonic(self) -> float:
+        return self.now
+
 
 pytestmark = [pytest.mark.timeout(20), pytest.mark.usefixtures("two_cores")]
 
@@ -127,6 +139,44 @@ async def test_rollouts_that_go_on_and_on_take_turns_with_predictions(bench: Ben
         await bench.submit(float(number))
     assert len(jobs) < 30
     await asyncio.gather(*busy)
+
+
+@pytest.mark.parametrize(
+    ("cores", "seconds", "turn"), [(1, 0.5, "bbbbJ"), (2, 0.5, "bbbbJ"), (2, 60.0, "bbbbbbbbJ")]
+)
+def test_jobs_get_no_more_device_time_than_the_batches_that_wait(
+    cores: int, seconds: float, turn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, log = ManualClock(), ""
+    monkeypatch.setattr(scheduler_module, "time", clock)
+    monkeypatch.setattr(scheduler_module, "cores", lambda: cores)
+
+    def job() -> None:
+        nonlocal log
+        log += "J"
+        clock.now += seconds
+
+    @on_bench(max_batch_size=1)
+    async def run(bench: Bench) -> None:
+        double = bench.model.run
+
+        def batch(fields: Fields) -> ModelOutput:
+            nonlocal log
+            log += "b"
+            clock.now += 0.125
+            return double(fields)
+
+        async def keep_busy() -> None:
+            while log.count("b") < 20:
+                await bench.scheduler.run_on_device(job)
+
+        monkeypatch.setattr(bench.model, "run", batch)
+        # With two, one is always waiting when the other's turn ends.
+        busy = [asyncio.create_task(keep_busy()) for _ in range(2)]
+        await asyncio.gather(*[bench.submit(float(number)) for number in range(20)], *busy)
+
+    run()
+    assert log.strip("J").startswith(2 * turn)
 
 
 @on_bench(max_batch_size=8)
