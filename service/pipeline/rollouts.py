@@ -202,6 +202,8 @@ class _Group:
     suspects: list[_Member] = field(default_factory=list)
     """Members of a failed turn: each runs alone once."""
     steps: int = 1
+    fields: int = 1
+    """Of the turn for which `steps` are fitting."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
     """Takes the turns."""
@@ -255,7 +257,10 @@ class _Group:
         return chosen
 
     async def _turn(self, chosen: list[_Member]) -> None:
-        steps = min(self.steps, *(member.possible_steps for member in chosen))
+        fields = sum(member.size for member in chosen)
+        # Each step of more fields may take as many times as long.
+        fitting = max(1, self.steps * min(self.fields, fields) // fields)
+        steps = min(fitting, *(member.possible_steps for member in chosen))
         wanted = [member.wanted(steps) for member in chosen]
         started = time.perf_counter()
         turns: list[Turn] = []
@@ -270,8 +275,8 @@ class _Group:
             await self._on_failure(chosen, error)
             return
         self._adapt_steps(time.perf_counter() - started, steps)
+        self.fields = fields
         labels = (self.model.name, self.model.version)
-        fields = sum(member.size for member in chosen)
         self.metrics.rollout_steps.labels(*labels).inc(fields * steps)
         self.metrics.rollout_batch_size.labels(*labels).observe(fields)
         for index, member in enumerate(chosen):

@@ -62,6 +62,17 @@ class Counter:
         self.freed += 1
 
 
+class ManualClock:
+    """Stands in for the module `time`."""
+
+    now = 1.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    perf_counter = monotonic
+
+
 async def at_once(work: Callable[[], Any]) -> Any:
     await asyncio.sleep(0)
     return work()
@@ -221,6 +232,29 @@ def test_a_blow_up_names_its_step_after_all_frames_before_and_spares_its_mates()
         registry = some._metrics.registry
         labels = {"model": "counter", "version": "1", "outcome": "blow_up"}
         assert registry.get_sample_value("turbofno_rollouts_ended_total", labels) == 1
+
+    asyncio.run(main())
+
+
+def test_a_turn_is_no_longer_when_others_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    monkeypatch.setattr("turbofno.service.pipeline.rollouts.time", clock)
+
+    class Slow(Counter):
+        def advance(self, states: list[State], wanted: list[list[int]], *, steps: int) -> Turn:
+            turn = super().advance(states, wanted, steps=steps)
+            clock.now += 2**-10 * sum(map(len, states)) * steps
+            return turn
+
+    async def main() -> None:
+        some, model = rollouts(limit=32), Slow()
+        first = asyncio.create_task(collect(some.run(model, job(0, 200, every=0))))
+        await until(lambda: (1, 20) in model.turns)
+        for n in (15, 16):
+            await collect(some.run(model, job(0, 5, n=n)))
+        await first
+        assert max(fields * steps for fields, steps in model.turns) <= 20
+        assert model.turns[-2] == (1, 20), "and as long as before, once they have left"
 
     asyncio.run(main())
 
