@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -14,7 +15,14 @@ from turbofno.service.codec.json import json_type, parse_object
 from turbofno.service.codec.oip_binary import DATATYPE
 from turbofno.service.context import AppContext
 from turbofno.service.engine.interface import ModelStatus, status_of
-from turbofno.service.errors import BadRequest, Forbidden, NotFound, Unavailable, Unsupported
+from turbofno.service.errors import (
+    BadRequest,
+    Forbidden,
+    NotFound,
+    ServiceError,
+    Unavailable,
+    Unsupported,
+)
 from turbofno.service.http import oip_metadata as oip
 from turbofno.service.http.body import read_body
 from turbofno.service.http.call import Call, Operation
@@ -25,6 +33,8 @@ from turbofno.service.http.route import route
 from turbofno.service.http.trust import trust_status
 from turbofno.service.settings import env_name
 from turbofno.service.version import VERSION
+
+logger = logging.getLogger(__name__)
 
 PLATFORM = "turbofno_safetensors"
 EXTENSIONS = [
@@ -211,8 +221,7 @@ async def load(call: Call) -> None:
         raise BadRequest(
             f"load parameter {min(parameters)[:80]!r} is not supported: a model is loaded as the repository has it"
         )
-    # Shielded: a client that disconnects must not leave the model half loaded.
-    await asyncio.shield(call.context.engine.load(call.target.model))
+    await _to_the_end(call.context.engine.load(call.target.model))
 
 
 @_route("POST", "/v2/repository/models/{model}/unload", summaries=("Unload a model",), **_CONTROL)
@@ -221,7 +230,25 @@ async def unload(call: Call) -> None:
     unknown = (await _control_parameters(call)).keys() - {"unload_dependents"}
     if unknown:
         raise BadRequest(f"unload parameter {min(unknown)[:80]!r} is not known")
-    await asyncio.shield(call.context.engine.unload(call.target.model))
+    await _to_the_end(call.context.engine.unload(call.target.model))
+
+
+async def _to_the_end(change: Coroutine[Any, Any, None]) -> None:
+    """Await a change, which goes on if its client disconnects: the model must not stay half loaded."""
+    task = asyncio.create_task(change)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(_log_failure)
+        raise
+
+
+def _log_failure(change: asyncio.Task[None]) -> None:
+    if not change.cancelled() and (error := change.exception()) is not None:
+        about = None if isinstance(error, ServiceError) else error
+        logger.warning(
+            "a model was not changed, and its client has left: %s", error, exc_info=about
+        )
 
 
 # Triton's extensions that are not offered: a client's generic calls get true readings and clear refusals.
@@ -244,12 +271,12 @@ async def trace_settings(_: Call) -> dict[str, Any]:
 
 @_route("GET", "/v2/logging")
 async def log_settings(_: Call) -> dict[str, Any]:
-    logger = logging.getLogger("turbofno.service")
+    ours = logging.getLogger("turbofno.service")
     return {
         "log_file": "",
-        "log_info": logger.isEnabledFor(logging.INFO),
-        "log_warning": logger.isEnabledFor(logging.WARNING),
-        "log_error": logger.isEnabledFor(logging.ERROR),
+        "log_info": ours.isEnabledFor(logging.INFO),
+        "log_warning": ours.isEnabledFor(logging.WARNING),
+        "log_error": ours.isEnabledFor(logging.ERROR),
         "log_verbose_level": int(logger.isEnabledFor(logging.DEBUG)),
         "log_format": "default",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 import time
@@ -374,6 +375,41 @@ def test_load_continues_when_its_client_disconnects(monkeypatch: pytest.MonkeyPa
             await until(lambda: engine.loaded == ["tiny-1d"], 5)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("action", ["load", "unload"])
+def test_a_change_that_fails_when_its_client_has_left_is_logged_in_one_line(
+    action: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    unhandled: list[Any] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, about: unhandled.append(about))
+        async with listening(**CONTROL) as (port, engine, _):
+            failed = asyncio.Event()
+
+            async def failing(_: str) -> None:
+                engine.started.set()
+                await engine.release.wait()
+                failed.set()
+                raise Unavailable("the model's file is damaged")
+
+            monkeypatch.setattr(engine, action, failing)
+            async with connected(port) as (_, writer):
+                path = f"/v2/repository/models/tiny-1d/{action}"
+                writer.write(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+                await engine.started.wait()
+            await asyncio.sleep(0.1)
+            engine.release.set()
+            await failed.wait()
+            await asyncio.sleep(0)
+            gc.collect()
+
+    asyncio.run(main())
+    assert unhandled == []
+    (line,) = [one for one in caplog.records if "its client has left" in one.message]
+    assert line.message.endswith("the model's file is damaged")
+    assert not line.exc_info
 
 
 @pytest.mark.parametrize("action", ["load", "unload"])
