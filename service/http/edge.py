@@ -116,7 +116,6 @@ class Edge(HttpToolsProtocol):
         between = not (self._unanswered or self._header_bytes or self._arriving)
         if between and (exchange := self._repeated(data)) is not None:
             self._begin(exchange)
-            self._pace(exchange)
             self._start_admitted()
             return
         # Counted since the last header's end or body byte, so it bounds trailers and chunk extensions too.
@@ -183,7 +182,7 @@ class Edge(HttpToolsProtocol):
         self._pace(self.cycle)
 
     def on_response_complete(self) -> None:
-        self._unanswered.popleft()
+        exchange = self._unanswered.popleft()
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
@@ -197,6 +196,7 @@ class Edge(HttpToolsProtocol):
             self._call_after(LINGER_SECONDS, self.transport.close)
         else:
             self._start_idle_time()
+            self._pace(exchange)
 
     def pause_writing(self) -> None:
         super().pause_writing()

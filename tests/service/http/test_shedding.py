@@ -19,6 +19,7 @@ from tests.service.http.live import served
 from tests.service.tiny import tiny_config
 from turbofno.service.app import create_app, drain
 from turbofno.service.engine.interface import PredictRequest
+from turbofno.service.errors import QueueFull
 from turbofno.service.http.call import Call
 from turbofno.service.http.edge import Edge
 from turbofno.service.http.operations import begin, target_of
@@ -268,6 +269,28 @@ async def test_only_a_client_that_ignores_refusals_is_read_more_slowly() -> None
         assert (await other.ask(OTHER))[0] == 200
         within(loop.time() - began, LONGEST_PAUSE / 2)
         assert (await client.reply())[0] == 429
+
+
+@pytest.mark.parametrize("by", ["head", "body"])
+@in_loop
+async def test_each_refusal_is_paced_and_logged_once_also_after_the_body(
+    by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving() as service:
+        pause, log = Mock(return_value=0.0), Mock()
+        monkeypatch.setattr(service.context.shedding, "pause", pause)
+        monkeypatch.setattr(service.context.access_log._shedding, "log", log)
+        client = await service.connect()
+        assert (await client.ask())[0] == 200
+        assert pause.call_count == log.call_count == 0
+        if by == "head":
+            service.fill(CAPACITY)
+        else:
+            refuse = Mock(side_effect=QueueFull("no room", retry_after=1.0))
+            monkeypatch.setattr(service.context.engine, "predict", refuse)
+        for _ in range(3):
+            assert (await client.ask())[0] == 429
+        assert pause.call_count == log.call_count == 3
 
 
 @in_loop
