@@ -91,13 +91,13 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
         yield Deployed(url, module)
 
 
-def processes(name: str) -> list[int]:
-    """Process ids of this cluster's processes of this name."""
+def processes(*names: str) -> list[int]:
+    """Process ids of this cluster's processes of these names."""
     found = []
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
             try:
-                if (process / "comm").read_text().rstrip() == name:
+                if (process / "comm").read_text().rstrip() in names:
                     environment = (process / "environ").read_text().split("\0")
                     if f"RAY_TMPDIR={os.environ['RAY_TMPDIR']}" in environment:
                         found.append(int(process.name))
@@ -148,8 +148,8 @@ def test_a_replica_whose_engine_cannot_be_started_is_replaced(deployed: Deployed
     until(lambda: deployed.answers_right(fields), 30)
 
     def replaced() -> bool:
-        # Each process that replaces the engine dies at once, as on a lost GPU.
-        for pid in processes("processes", "engine-0"):
+        # No process that replaces the engine comes to its first heartbeat, as on a lost GPU.
+        for pid in processes("fork-server", "engine-0"):
             if replicas() == before:
                 os.kill(pid, signal.SIGKILL)
         return replicas() != before
