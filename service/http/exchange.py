@@ -11,7 +11,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from turbofno.service.engine.interface import heap_buffer
-from turbofno.service.errors import QueueFull, ServiceError
+from turbofno.service.errors import ServiceError
 from turbofno.service.http.access_log import shown_path
 from turbofno.service.http.call import Bytes, Call, Reply
 from turbofno.service.http.eager_task import EagerTask
@@ -220,7 +220,6 @@ class Exchange(Call):
                 # The client has left, or the process ends.
                 reply = None if self.disconnected else stopped(self)
             except Exception as error:
-                self.shed = isinstance(error, QueueFull)
                 reply = problem(self, error)
             if reply is not None:
                 status = reply.status

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
-from turbofno.service.errors import NotFound, QueueFull, Unavailable
+from turbofno.service.errors import NotFound, Unavailable
 from turbofno.service.http import (
     health,
     oip_infer,
@@ -145,18 +145,14 @@ def _admit(call: Call, parse: Parse) -> None:
         given = read_query(call, operation.parameters, hint=operation.hint)
         call.parameters = parse(call, given)
         call.checked = served
-    try:
-        call.admitted = context.admission.admit(
-            call.declared_bytes,
-            model=served.name,
-            version=served.version,
-            caller=call.caller,
-            queued=operation.queued,
-            received=call.received,
-        )
-    except QueueFull:
-        call.shed = True
-        raise
+    call.admitted = context.admission.admit(
+        call.declared_bytes,
+        model=served.name,
+        version=served.version,
+        caller=call.caller,
+        queued=operation.queued,
+        received=call.received,
+    )
 
 
 def _note_unready(call: Call) -> None:

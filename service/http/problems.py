@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from turbofno.service.errors import MethodNotAllowed, NotFound, ServiceError, Unavailable
+from turbofno.service.errors import MethodNotAllowed, NotFound, QueueFull, ServiceError, Unavailable
 from turbofno.service.http.access_log import shown_path
 from turbofno.service.http.call import Call, Reply, encoded
 from turbofno.service.logs import request_id
@@ -46,8 +46,9 @@ def form_of(path: str) -> tuple[str, type[Problem | Error]]:
 def problem(call: Call, error: Exception) -> Reply:
     """The reply to `error`, in the format of the request's path; an unexpected one is logged, and not shown.
 
-    OPTIONS is allowed on every path: the reply to it lists the methods.
+    OPTIONS is allowed on every path: the reply to it lists the methods. A request without room is noted as shed.
     """
+    call.shed = isinstance(error, QueueFull)
     if isinstance(error, MethodNotAllowed) and call.method == "OPTIONS":
         return Reply(204, encoded({"Allow": f"{error.allowed}, OPTIONS"}))
     if not isinstance(error, ServiceError):
