@@ -277,7 +277,7 @@ async def log_settings(_: Call) -> dict[str, Any]:
         "log_info": ours.isEnabledFor(logging.INFO),
         "log_warning": ours.isEnabledFor(logging.WARNING),
         "log_error": ours.isEnabledFor(logging.ERROR),
-        "log_verbose_level": int(logger.isEnabledFor(logging.DEBUG)),
+        "log_verbose_level": int(ours.isEnabledFor(logging.DEBUG)),
         "log_format": "default",
     }
 
