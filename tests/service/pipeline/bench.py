@@ -29,6 +29,17 @@ BAD, NAN, HUGE, HUGE_TENSOR = 666.0, 777.0, 888.0, 999.0
 LARGE = tuple(float(value % 500) for value in range(4000))
 
 
+class ManualClock:
+    """Stands in for the module `time`."""
+
+    now = 1.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    perf_counter = monotonic
+
+
 class Doubler:
     """output = 2 * input. A gate lets a test block the device; `sizes` and `values` record the batches."""
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.service.pipeline.bench import ManualClock
 from turbofno.service.engine import interface
 from turbofno.service.engine.interface import Fields, Frame, PredictRequest, RolloutRequest
 from turbofno.service.engine.runnable import Turn
@@ -60,17 +61,6 @@ class Counter:
 
     def free_memory(self) -> None:
         self.freed += 1
-
-
-class ManualClock:
-    """Stands in for the module `time`."""
-
-    now = 1.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    perf_counter = monotonic
 
 
 async def at_once(work: Callable[[], Any]) -> Any:

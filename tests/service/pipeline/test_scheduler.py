@@ -15,6 +15,7 @@ from tests.service.pipeline.bench import (
     LARGE,
     NAN,
     Bench,
+    ManualClock,
     block,
     fields,
     on_bench,
@@ -30,16 +31,6 @@ from turbofno.service.errors import (
     Unavailable,
 )
 from turbofno.service.pipeline import scheduler as scheduler_module
-
-
-class ManualClock:
-    """Stands in for the module `time`."""
-
-    now = 1.0
-
-    def monotonic(self) -> float:
-        return self.now
-
 
 pytestmark = [pytest.mark.timeout(20), pytest.mark.usefixtures("two_cores")]
 
