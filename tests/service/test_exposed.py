@@ -64,6 +64,14 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def over_tls(certificates: Path, folder: Path, *options: str, fault: str = "") -> ServerProcess:
+    save_tiny(folder / "repository")
+    words = ["--tls-certificate", str(certificates / "server.pem")]
+    words += ["--tls-key", str(certificates / "server.key"), *options]
+    log, trust = folder / "log.txt", trusting(certificates)
+    return ServerProcess(folder / "repository", log, *words, fault=fault, trust=trust)
+
+
 def trusting(certificates: Path, client: str | None = None) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=certificates / "authority.pem")
     if client is not None:
@@ -114,10 +122,8 @@ def test_keys_and_client_certificates_on_a_real_server(certificates: Path, tmp_p
 def test_connections_that_never_begin_tls_hold_descriptors_for_a_limited_time(
     certificates: Path, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    save_tiny(tmp_path / "repository")
-    words = ["--tls-certificate", str(certificates / "server.pem"), "--header-timeout-seconds", "2"]
-    words += ["--tls-key", str(certificates / "server.key"), *options]
-    known, few = trusting(certificates), limited(200, 200)
+    known = trusting(certificates)
+    options += ("--header-timeout-seconds", "2")
 
     def serves() -> bool:
         try:
@@ -125,9 +131,7 @@ def test_connections_that_never_begin_tls_hold_descriptors_for_a_limited_time(
         except httpx.TransportError:
             return False
 
-    server = ServerProcess(
-        tmp_path / "repository", tmp_path / "log.txt", *words, fault=few, trust=known
-    )
+    server = over_tls(certificates, tmp_path, *options, fault=limited(200, 200))
     with server, ExitStack() as silent:
         began = time.monotonic()
         for _ in range(600):
@@ -143,11 +147,8 @@ def test_connections_that_never_begin_tls_hold_descriptors_for_a_limited_time(
 
 def test_a_burst_of_tls_connections_is_served(certificates: Path, tmp_path: Path) -> None:
     """Those that wait behind the first are accepted by the service itself, with the same TLS and limits."""
-    save_tiny(tmp_path / "repository")
-    words = ["--tls-certificate", str(certificates / "server.pem"), "--header-timeout-seconds", "2"]
-    words += ["--tls-key", str(certificates / "server.key")]
     known = trusting(certificates)
-    server = ServerProcess(tmp_path / "repository", tmp_path / "log.txt", *words, trust=known)
+    server = over_tls(certificates, tmp_path, "--header-timeout-seconds", "2")
     with server, ExitStack() as open_ones:
         server.process.send_signal(signal.SIGSTOP)
         waiting = [
@@ -177,11 +178,8 @@ def test_a_burst_of_tls_connections_is_served(certificates: Path, tmp_path: Path
 def test_a_refused_connection_does_not_count_until_its_client_ends_tls(
     certificates: Path, tmp_path: Path
 ) -> None:
-    save_tiny(tmp_path / "repository")
-    words = ["--tls-certificate", str(certificates / "server.pem"), "--max-connections", "3"]
-    words += ["--tls-key", str(certificates / "server.key")]
     known = trusting(certificates)
-    server = ServerProcess(tmp_path / "repository", tmp_path / "log.txt", *words, trust=known)
+    server = over_tls(certificates, tmp_path, "--max-connections", "3")
     with server, ExitStack() as opened:
 
         def connected() -> ssl.SSLSocket:
