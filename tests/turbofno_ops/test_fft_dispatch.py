@@ -127,7 +127,8 @@ def test_whoever_watches_sees_the_op() -> None:
     x, name = torch.randn(3, 5), "turbofno::fourier_transform"
     with Watch() as watch:
         ours.rfft(x)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    watched = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=watched, acc_events=True) as profile:
         ours.rfft(x)
     assert name in watch.seen
     assert name in {event.key for event in profile.key_averages()}
