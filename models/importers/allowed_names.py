@@ -41,7 +41,6 @@ _EXACT: dict[str, set[str]] = {
     "functools": {"partial"},
     # in modules of PhysicsNeMo
     "logging": {"getLogger"},
-    "pathlib": {"Path", "PosixPath", "PurePosixPath", "WindowsPath"},
     "_codecs": {"encode"},
     "numpy": {"dtype", "ndarray", "float32", "float64", "int64", "int32", "bool_"},
 }  # fmt: skip
@@ -54,6 +53,12 @@ for _module in ("numpy.core.multiarray", "numpy._core.multiarray"):
     _EXACT[_module] = {"scalar", "_reconstruct"}
 for _module in ("numpy.core.numeric", "numpy._core.numeric"):
     _EXACT[_module] = {"_frombuffer"}
+
+# Python 3.13 names its own module.
+for _module in ("pathlib", "pathlib._local"):
+    _EXACT[_module] = {
+        "Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath",
+    }  # fmt: skip
 
 # Libraries whose classes and functions occur in pickled modules, metadata and training states.
 _LIBRARIES = (

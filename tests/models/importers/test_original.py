@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import math
+import pathlib
 import random
 import re
 import sys
+import zipfile
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 import pytest
@@ -470,6 +472,22 @@ def test_the_arguments_of_the_script_in_a_training_state_are_not_read(tmp_path: 
     torch.save(arguments, tmp_path / "arguments.pt")
     with pytest.raises(ImportRefused, match=r"holds an argparse\.Namespace, expected"):
         read_checkpoint(tmp_path / "arguments.pt")
+
+
+@pytest.mark.parametrize("module", ["pathlib", "pathlib._local"])
+def test_paths_in_the_arguments_of_the_script(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [Path("/data"), PureWindowsPath("C:/data")]
+    monkeypatch.setitem(sys.modules, module, pathlib)
+    for kind in map(type, paths):
+        monkeypatch.setattr(kind, "__module__", module)
+    model, _ = drawn("C", 1, {})
+    torch.save({"paths": paths, "model": model.state_dict()}, tmp_path / "training.pt")
+    monkeypatch.undo()
+    with zipfile.ZipFile(tmp_path / "training.pt") as file:
+        assert f"{module} PosixPath".encode() in file.read("training/data.pkl").replace(b"\n", b" ")
+    assert read_checkpoint(tmp_path / "training.pt").tensors.keys() == model.state_dict().keys()
 
 
 def test_other_keys_and_networks_beside_it_are_told() -> None:
