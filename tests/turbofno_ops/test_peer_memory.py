@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import zlib
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -62,6 +62,7 @@ def met(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
     monkeypatch.setattr(c10d, "_SymmetricMemory", Memory)
     monkeypatch.setattr(symmetric_memory, "rendezvous", rendezvous)
+    monkeypatch.setattr(_peer_memory, "_made", count())
     return found
 
 
@@ -78,13 +79,13 @@ def test_processes_that_meet_share_memory_and_wait_as_long_as_in_collectives(
 def test_without_memory_nobody_waits_for_others_to_meet(met: list[object]) -> None:
     assert _peer_memory.peer_memory(pair(), 101, CUDA) is None
     # the other process has none: of its votes the first two say that it is on the same host
-    alike = _number()
+    alike = _number(1)
     assert _peer_memory.peer_memory(pair(alike, -alike, 1), 64, CUDA) is None
     assert met == []
 
 
 def test_if_the_other_process_cannot_map_it_both_have_none(met: list[object]) -> None:
-    alike = _number()
+    alike = _number(0)
     assert _peer_memory.peer_memory(pair(alike, -alike, 0, 1), 64, CUDA) is None
     assert len(met) == 1
 
@@ -98,7 +99,7 @@ def test_on_another_host_no_memory_is_tried(met: list[object]) -> None:
 
 def test_a_process_that_made_more_memories_does_not_meet(met: list[object]) -> None:
     next(_peer_memory._made)
-    behind = _number(-1)
+    behind = _number(0)
     assert _peer_memory.peer_memory(pair(behind, -behind), 64, CUDA) is None
     assert met == []
 
@@ -115,7 +116,6 @@ def test_other_backends_and_cpus_have_none(
     assert (met, slab.asked) == ([], 0)
 
 
-def _number(offset: int = 0) -> int:
-    """Return what a process asks about its host and the memory that it makes next, or an earlier or later one."""
-    following = next(copy.copy(_peer_memory._made))
-    return zlib.crc32(f"{_peer_memory._host()} {following + offset}".encode())
+def _number(memory: int) -> int:
+    """Return what a process asks about its host and the number of the memory that it makes."""
+    return zlib.crc32(f"{_peer_memory._host()} {memory}".encode())
