@@ -47,6 +47,7 @@ _INTERRUPTED = (
 )
 """Not retried automatically, since loading it may have killed the engine."""
 _NO_MEMORY = "there is not enough free memory to load it"
+_AGAIN = "it is tried again until it is loaded or unloaded"
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 """Seconds between attempts to load a model at start for which there is no memory; each is twice the one before."""
 
@@ -92,6 +93,8 @@ class Repository:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._loader = ThreadPoolExecutor(1, thread_name_prefix=LOADER_NAME)
         self._required: set[tuple[str, str]] = set()
+        self._left: dict[tuple[str, str], ModelLocation] = {}
+        """Models of the start that were not tried yet, or for which there was no memory."""
 
     def find(self, recovery: Sequence[RecoveryRecord] = ()) -> list[ModelLocation]:
         """The models to load at start, now LOADING: those in the recovery records, else those in the settings.
@@ -143,27 +146,27 @@ class Repository:
 
         Only one for which there is no memory is tried again, until it is loaded or unloaded: other processes may free some.
         """
+        self._left = {(location.name, location.version): location for location in locations}
         pause = _FIRST_PAUSE
-        while locations := await self._load_each(locations, pause):
+        while await self._load_left():
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    async def _load_each(self, locations: list[ModelLocation], pause: float) -> list[ModelLocation]:
-        """Load what is wanted and does not serve yet. Returns those models for which there is no memory now.
-
-        `pause` is in seconds, until they are tried again.
-        """
-        left = []
-        for location in locations:
-            key = location.name, location.version
+    async def _load_left(self) -> bool:
+        """Load what is left, is wanted and does not serve yet. True if there is no memory now for some."""
+        for key, location in tuple(self._left.items()):
             async with self._lock(location.name):
-                if key not in self._required or self._entries[key].instance is not None:
-                    continue
-                with suppress(Unavailable):
-                    await self._load(location, pause)
-                if self._entries[key].reason == _NO_MEMORY:
-                    left.append(location)
-        return left
+                if self._is_left(key):
+                    with suppress(Unavailable):
+                        await self._load(location)
+                    if self._entries[key].reason == _NO_MEMORY:
+                        continue
+                del self._left[key]
+        return bool(self._left)
+
+    def _is_left(self, key: tuple[str, str]) -> bool:
+        """True if `load_all` still tries to load that version."""
+        return key in self._left and key in self._required and self._entries[key].instance is None
 
     def _lock(self, name: str) -> asyncio.Lock:
         """Held while versions of that model are loaded or retired. Other models do not wait, but for the loader thread."""
@@ -329,11 +332,8 @@ class Repository:
             raise ValueError(f"{env_name('model_repository')}={root} is not a folder")
         return discover(root)
 
-    async def _load(self, location: ModelLocation, pause: float = 0.0) -> None:
-        """Load a version. `pause` is in seconds, until it is tried again if there is no memory; 0 if it is not.
-
-        Raises Unavailable.
-        """
+    async def _load(self, location: ModelLocation) -> None:
+        """Load a version. Raises Unavailable."""
         key = (location.name, location.version)
         entry = self._entries.setdefault(key, _Entry())
         old = entry.instance
@@ -346,11 +346,12 @@ class Repository:
             logger.warning("stopping while model %s version %s is loaded; it is left behind", *key)
             raise
         except Exception as error:
-            reason = error.message if isinstance(error, ServiceError) else str(error)
+            # a MemoryError has no text
+            reason = error.message if isinstance(error, ServiceError) else str(error) or repr(error)
             no_memory = out_of_memory(error)
-            again = f"; it is tried again in {pause:g} s" if no_memory and pause else ""
+            again = f"; {_AGAIN}" if no_memory and self._is_left(key) else ""
             logger.error(
-                "model %s version %s cannot be loaded: %s%s", *key, reason, again,
+                "model %s version %s cannot be loaded: %s%s", *key, reason.removesuffix("."), again,
                 exc_info=None if no_memory or isinstance(error, ValueError | OSError) else error,
             )  # fmt: skip
             if no_memory:
@@ -364,7 +365,7 @@ class Repository:
                 # On the device thread: it would break a graph capture there.
                 await self._run_on_device(torch.cuda.empty_cache)
             raise Unavailable(
-                f"model {location.name!r} version {location.version} cannot be loaded: {reason}"
+                f"model {location.name!r} version {location.version} cannot be loaded: {reason}{again}"
             ) from error
         entry.state, entry.reason, entry.instance, entry.leaving = "READY", "", instance, None
         entry.path = location.path

@@ -254,18 +254,24 @@ def test_a_model_without_memory_is_tried_again_until_it_is_loaded_or_unloaded(
     (tmp_path / "broken" / "model.safetensors").write_bytes(b"")
     free = asyncio.Event()
     tried: list[str] = []
+    pauses: list[float] = []
+    wait = asyncio.sleep
 
     def load(path: Path, **options: Any) -> LoadedModel:
         tried.append(path.name)
         if path.name == "large" and not free.is_set():
-            raise torch.OutOfMemoryError(
-                "CUDA out of memory. Tried to allocate 82.00 MiB. GPU 0 .."
-            )
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 82.00 MiB.")
         return load_model(path, **options)
 
+    async def sleep(seconds: float) -> None:
+        if seconds in (0.011, 0.022):
+            pauses.append(seconds)
+        await wait(seconds)
+
     monkeypatch.setattr(repository, "load_model", load)
-    monkeypatch.setattr(repository, "_FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(repository, "_LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(repository, "_FIRST_PAUSE", 0.011)
+    monkeypatch.setattr(repository, "_LONGEST_PAUSE", 0.022)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
 
     async def main() -> None:
         async with running(tmp_path) as (engine, _):
@@ -289,10 +295,45 @@ def test_a_model_without_memory_is_tried_again_until_it_is_loaded_or_unloaded(
     assert (tried.count("broken"), tried.count("tiny-1d")) == (1, 1)
     said = [one.getMessage() for one in caplog.records if "large" in one.getMessage()]
     failed = tried.count("large") - (not unloaded)
-    assert ["cannot be loaded" in one for one in said[:failed]] == [True] * failed
-    assert [one.rpartition("; ")[2] for one in said[:3]] == [
-        f"it is tried again in {pause} s" for pause in (0.01, 0.02, 0.02)
+    assert said[:failed] == failed * [
+        "model large version 1 cannot be loaded: CUDA out of memory. Tried to allocate 82.00 MiB; it is tried again until "
+        "it is loaded or unloaded"
     ]
+    assert pauses[:3] == [0.011, 0.022, 0.022]
+
+
+@pytest.mark.parametrize("name", ["large", "tiny-1d"])
+def test_a_load_for_which_there_is_no_memory_says_if_it_is_tried_again(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for one in ("large", "tiny-1d"):
+        save_tiny(tmp_path, one)
+    full = {"large"}
+
+    def load(path: Path, **options: Any) -> LoadedModel:
+        if path.name in full:
+            raise MemoryError
+        return load_model(path, **options)
+
+    monkeypatch.setattr(repository, "load_model", load)
+    monkeypatch.setattr(repository, "_FIRST_PAUSE", 100)
+
+    async def main() -> None:
+        async with running(tmp_path) as (engine, _):
+            full.add("tiny-1d")
+            with pytest.raises(Unavailable) as refused:
+                await engine.load(name)
+            # one serves, the other was not loaded at the start
+            again = "; it is tried again until it is loaded or unloaded" * (name == "large")
+            what = f"version 1 cannot be loaded: there is not enough free memory to load it{again}"
+            assert refused.value.message == f"model {name!r} {what}"
+            what = f"version 1 cannot be loaded: MemoryError(){again}"
+            assert caplog.messages[-1] == f"model {name} {what}"
+            await engine.unload(name)
+            with pytest.raises(Unavailable, match=r"there is not enough free memory to load it$"):
+                await engine.load(name)
+
+    asyncio.run(main())
 
 
 def test_a_model_that_is_tried_again_keeps_no_unload_of_another_waiting(
