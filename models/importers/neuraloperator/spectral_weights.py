@@ -153,10 +153,12 @@ def stored_weight(parts: dict[str, torch.Tensor], where: str) -> StoredWeight:
     of_factors = 3 if set(parts) == set(names) else 2
     for name, part in parts.items():
         axes = {"core": order, "weights": 1}.get(name, of_factors)
-        if part.ndim != axes:
-            raise ImportRefused(
-                f"{where}.{name} of shape {list(given[name].shape)} is not complex and {axes}-dimensional. {IMAGINARY_LOST}"
-            )
+        if part.ndim == axes:
+            continue
+        shown = f"{where}.{name} of shape {list(given[name].shape)}"
+        if given[name].is_complex():
+            raise ImportRefused(f"{shown} is not {axes}-dimensional. Supported are {_KINDS}")
+        raise ImportRefused(f"{shown} is not complex and {axes}-dimensional. {IMAGINARY_LOST}")
     shape = tuple(parts[name].shape[_mode_axis(parts[name])] for name in names)
     return StoredWeight(where, parts, shape)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,18 @@ def test_two_numbers_that_a_cast_has_left_are_no_complex_one(
 ) -> None:
     tensors = of(TheirFNO(**{**SMALL, **arguments}))
     refuse({key: tensor.real.float() for key, tensor in tensors.items()}, None, says)
+
+
+@pytest.mark.parametrize(
+    ("factorization", "part", "axes"),
+    [("CP", "weights", 1), ("Tucker", "factors.factor_1", 2), ("TT", "factors.factor_0", 3)],
+)
+def test_factors_with_too_many_axes_are_named(factorization: str, part: str, axes: int) -> None:
+    tensors = of(TheirFNO(**SMALL, factorization=factorization))
+    key = f"fno_blocks.convs.0.weight.{part}"
+    tensors[key] = tensors[key][None]
+    shown = re.escape(f"{key} of shape {list(tensors[key].shape)}")
+    refuse(tensors, None, rf"^{shown} is not {axes}-dimensional\. Supported are a dense tensor,")
 
 
 def test_other_models_are_named() -> None:
