@@ -60,6 +60,7 @@ _POSITIONS: dict[Grid, Positions] = {
     "none": "none",
 }
 _LISTED = re.compile(r"(^|\.)(conv|w|bn)s\.(\d+)\.")
+_PARAMETER = re.compile(r"(?<![\w.])((?:\w+\.)*)(conv|w|bn)(\d+)(\.[a-z]\w*)(?!\.?\w)")
 _IN_AN_MLP = re.compile(r"(.*\.)?(mlp\d+|q)\.")
 
 
@@ -91,14 +92,13 @@ def import_original(
     numbered = {_numbered(key): tensor for key, tensor in tensors.items()}
     if len(numbered) == len(tensors) and numbered.keys() != tensors.keys():
         try:
-            return import_original(
+            imported = import_original(
                 numbered, options, script=script, may_be_pdebench=may_be_pdebench, pickled=pickled
             )
         except ImportRefused as refusal:
-            # the file's own names
-            kinds = "|".join({match[2] for match in map(_LISTED.search, tensors) if match})
-            listed = re.sub(rf"\b({kinds})(\d+)\.", r"\1s.\2.", str(refusal))
-            raise ImportRefused(listed) from None
+            raise ImportRefused(_with_names_of(tensors, str(refusal))) from None
+        lines = (_with_names_of(tensors, line) for line in imported.assumptions)
+        return replace(imported, assumptions=tuple(lines))
     prefix = min(_wrappers(tensors), key=len, default="")
     plain = inside_wrapper(tensors, prefix)
     found = find(plain)
@@ -176,6 +176,18 @@ def _only(held: Mapping[str, str], setting: str, options: Options) -> str | None
 def _numbered(key: str) -> str:
     """The key of a layer in the ModuleLists convs, ws and bns of descendants, as the scripts number their layers."""
     return _LISTED.sub(r"\1\2\3.", key)
+
+
+def _with_names_of(keys: Collection[str], text: str) -> str:
+    """The text with the names of a file with such ModuleLists, instead of those of the scripts."""
+    kinds = {found[2] for found in map(_LISTED.search, keys) if found}
+
+    def name(found: re.Match[str]) -> str:
+        before, kind, number, last = found.groups()
+        held = any(f".{key}".endswith(f".{found[0]}") for key in keys)
+        return found[0] if held or kind not in kinds else f"{before}{kind}s.{number}{last}"
+
+    return _PARAMETER.sub(name, text)
 
 
 def _wrappers(keys: Collection[str]) -> set[str]:

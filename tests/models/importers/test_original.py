@@ -462,6 +462,26 @@ def test_layers_in_lists_are_those_of_the_scripts(does: dict[str, Any], tmp_path
         import_original(twice, Options({**DARCY}))
 
 
+def test_names_of_layers_in_lists_are_told_as_the_file_has_them() -> None:
+    def listed(generation: str, prefix: str = "") -> dict[str, torch.Tensor]:
+        state = Script(generation, (3, 3), 4, 1, 1, batch_norm_parameters=True).state_dict()
+        pattern = r"^(conv|w|bn)(\d)"
+        return {prefix + re.sub(pattern, r"\1s.\2", key): t for key, t in state.items()}
+
+    told = import_original(listed("B"), Options({**DARCY})).assumptions[-1]
+    assert told.startswith("bns.0.weight and the other batch norms are ignored")
+    lacking = listed("A", "conv1.")
+    del lacking["conv1.fc0.weight"]
+    unknown = {**listed("B"), "ws.1.gain": torch.ones(1), "w2.gain": torch.ones(1)}
+    for state, activation, says in (
+        (lacking, "relu", r"^not .*: conv1\.convs\.0\.weights1 or conv1\.fc0\.weight is missing"),
+        (unknown, "relu", r"unsupported tensors, ws\.1\.gain, w2\.gain\."),
+        (listed("B"), "w0.5", r"^activation=w0\.5 is not"),
+    ):
+        with pytest.raises(ImportRefused, match=says):
+            import_original(state, Options({**DARCY, "activation": activation}))
+
+
 def test_the_arguments_of_the_script_in_a_training_state_are_not_read(tmp_path: Path) -> None:
     model, size = drawn("C", 1, {})
     arguments = argparse.Namespace(lr=1e-3, folder=tmp_path)
