@@ -19,7 +19,7 @@ from turbofno.models.importers.formats import Format
 from turbofno.models.importers.pickled_original import Pickled, shown_by
 from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.result import Imported, Options
-from turbofno.models.importers.safe_pickle import Stub
+from turbofno.models.importers.safe_pickle import Named, Stub
 from turbofno.models.importers.tensor_files import read_json, read_safetensors
 from turbofno.models.importers.torch_file import module_state, read_torch_file
 
@@ -364,8 +364,11 @@ def _is_safetensors(path: Path) -> bool:
 
 def _kind(content: Any) -> str:
     """The type of what a file holds, with its article."""
+    if isinstance(content, Named):
+        return f"the name {content.qualified}"
     name = content.cls.qualified if isinstance(content, Stub) else type(content).__name__
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+    # u as in utils and UNet
+    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
 
 
 def describe(checkpoint: Checkpoint) -> str:

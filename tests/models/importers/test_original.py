@@ -28,6 +28,11 @@ from turbofno.models.importers.original import import_original, recognises
 from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.result import Imported, Options
 
+
+class FNO2d:
+    """No network, but with the name of one."""
+
+
 BURGERS = {"script": "fourier_1d"}
 DARCY = {"script": "fourier_2d"}
 SCRIPTS: list[tuple[str, int, dict[str, object], dict[str, str]]] = [
@@ -492,6 +497,25 @@ def test_the_arguments_of_the_script_in_a_training_state_are_not_read(tmp_path: 
     torch.save(arguments, tmp_path / "arguments.pt")
     with pytest.raises(ImportRefused, match=r"holds an argparse\.Namespace, expected"):
         read_checkpoint(tmp_path / "arguments.pt")
+
+
+@pytest.mark.parametrize(
+    ("module", "content", "kind"),
+    [
+        ("Adaptive", FNO2d(), "an Adaptive.FNO2d"),
+        ("unet", FNO2d(), "a unet.FNO2d"),
+        ("Adaptive", FNO2d, "the name Adaptive.FNO2d"),
+        ("", [torch.ones(1)], "a list"),
+    ],
+)
+def test_what_is_in_a_file_instead_of_a_network_is_named(
+    module: str, content: object, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FNO2d, "__module__", module)
+    monkeypatch.setitem(sys.modules, module, sys.modules[__name__])
+    torch.save(content, tmp_path / "model.pt")
+    with pytest.raises(ImportRefused, match=f"holds {kind}, expected a state dict or a module$"):
+        read_checkpoint(tmp_path / "model.pt")
 
 
 @pytest.mark.parametrize("module", ["pathlib", "pathlib._local"])
