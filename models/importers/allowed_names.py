@@ -42,13 +42,17 @@ _EXACT: dict[str, set[str]] = {
     # in modules of PhysicsNeMo
     "logging": {"getLogger"},
     "_codecs": {"encode"},
+    # in configurations of omegaconf
+    "typing": {"Any"},
     "numpy": {"dtype", "ndarray", "float32", "float64", "int64", "int32", "bool_"},
 }  # fmt: skip
 for _module in ("builtins", "__builtin__"):
     _EXACT[_module] = {
         "set", "frozenset", "slice", "complex", "object", "dict", "list", "tuple", "int", "float",
-        "str", "bool", "getattr", "Ellipsis",
+        "str", "bool", "getattr", "Ellipsis", "bytes",
     }  # fmt: skip
+# Protocol 2 has the names of Python 2 for int and str.
+_EXACT["__builtin__"] |= {"long", "unicode"}
 for _module in ("numpy.core.multiarray", "numpy._core.multiarray"):
     _EXACT[_module] = {"scalar", "_reconstruct"}
 for _module in ("numpy.core.numeric", "numpy._core.numeric"):

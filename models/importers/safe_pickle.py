@@ -453,6 +453,8 @@ BUILDERS: dict[str, Builder] = {
 for _module in ("builtins", "__builtin__"):
     BUILDERS |= {
         f"{_module}.getattr": _torch_function,
+        # empty bytes
+        f"{_module}.bytes": lambda: b"",
         f"{_module}.set": lambda items=(): {_key(item) for item in items},
         f"{_module}.frozenset": lambda items=(): frozenset(_key(item) for item in items),
         f"{_module}.slice": lambda *bounds: tuple(bounds),

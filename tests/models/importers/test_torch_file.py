@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -44,6 +45,15 @@ def test_normalisers_that_are_negated_views(tmp_path: Path) -> None:
     torch.save({"mean": lazy(mean), "std": mean.abs().bfloat16()}, tmp_path / "normalizer.pt")
     (found,) = read_normalizer(tmp_path / "normalizer.pt", "input").values()
     assert (found.mean.tolist(), found.std.tolist()) == ([1.0, -2.0], [1.0, 2.0])
+
+
+def test_types_and_empty_arrays_beside_the_network_are_not_read(tmp_path: Path) -> None:
+    """Configurations of omegaconf name typing.Any; protocol 2 writes int as long, and empty bytes as a call."""
+    state = Script("B", (3, 3), 4, 1, 1).state_dict()
+    beside = {"types": [int, str, float, bytes, Any], "losses": np.zeros(0), "raw": b""}
+    torch.save({"model": state, **beside}, tmp_path / "training.pt")
+    assert read_checkpoint(tmp_path / "training.pt").tensors.keys() == state.keys()
+    assert read_torch_file(tmp_path / "training.pt")["raw"] == b""
 
 
 class Flagged:
