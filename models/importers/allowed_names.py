@@ -18,14 +18,14 @@ _STORAGES = {
 
 _DTYPES = {
     "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool",
-    "complex64", "complex128",
+    "complex32", "complex64", "complex128",
 }  # fmt: skip
 
 _EXACT: dict[str, set[str]] = {
     "torch": {"Size", "device", "Tensor", *_STORAGES, *_DTYPES},
     "torch.storage": {"UntypedStorage", "TypedStorage"},
     "torch._utils": {
-        "_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter",
+        "_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter",
         "_rebuild_parameter_with_state",
     },
     "torch._C._nn": {"gelu", "silu", "leaky_relu", "elu", "softplus"},

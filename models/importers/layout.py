@@ -92,15 +92,15 @@ def as_real(tensor: Tensor, key: str) -> Tensor:
 
 def as_complex(weight: Tensor, key: str) -> Tensor:
     """Return the weight as a complex tensor; a real weight stores real and imaginary parts on its last axis."""
+    # PyTorch has no complex bfloat16, and few operations for complex half precision
     if weight.is_complex():
-        return weight
+        return weight.to(torch.complex64) if weight.dtype == torch.complex32 else weight
     _refuse_integers(weight, key)
     if weight.ndim == 0 or weight.shape[-1] != 2:
         raise ImportRefused(
             f"{key} of shape {list(weight.shape)} is not complex and has no real and imaginary parts on its last axis. "
             f"{IMAGINARY_LOST}"
         )
-    # PyTorch has no complex bfloat16, and few operations for complex half precision
     wide = weight.float() if weight.dtype.itemsize < 4 else weight
     return torch.view_as_complex(wide.contiguous())
 

@@ -281,6 +281,27 @@ def _rebuild(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> T
     return _flagged(_tensor(storage, offset, size, stride), _flags(rest))
 
 
+def _rebuild_from_bytes(
+    storage: Any,
+    offset: Any,
+    size: Any,
+    stride: Any,
+    _grad: Any,
+    _hooks: Any,
+    dtype: Any,
+    *rest: Any,
+) -> Tensor:
+    """A tensor of complex half precision, which has no kind of storage: torch writes bytes."""
+    if not isinstance(storage, _Storage) or storage.content is None or dtype != _COMPLEX_HALF:
+        kind = dtype.qualified if isinstance(dtype, Named) else reprlib.repr(dtype)
+        raise ImportRefused(
+            f"a tensor of {kind} is stored as bytes, which is not supported: save it as tensor.to(torch.complex64), or float()"
+        )
+    numbers = storage.content.view(torch.complex32)
+    view = _Storage(numbers.dtype, numbers.numel(), numbers)
+    return _flagged(_tensor(view, offset, size, stride), rest[0] if rest else None)
+
+
 def _postponed(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> _Lazy:
     return _Lazy(storage, offset, size, stride, _flags(rest))
 
@@ -336,9 +357,11 @@ def _settle_inside(item: Any, settled: Callable[[Any], Any]) -> None:
         settled(item.items)
 
 
+_COMPLEX_HALF = Named("torch", "complex32")
 _TENSOR_BUILDERS = ("torch._utils._rebuild_tensor", "torch._utils._rebuild_tensor_v2")
 _BUILDERS: dict[str, Builder] = {
     **dict.fromkeys(_TENSOR_BUILDERS, _rebuild),
+    "torch._utils._rebuild_tensor_v3": _rebuild_from_bytes,
     "torch._utils._rebuild_parameter": lambda data, *_: data,
     "torch._utils._rebuild_parameter_with_state": lambda data, *_: data,
     "torch.Size": lambda sizes=(): tuple(sizes),

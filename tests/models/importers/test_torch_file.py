@@ -40,6 +40,29 @@ def test_conjugated_and_negated_views_keep_their_values(zipped: bool, tmp_path: 
         assert torch.equal(found.state[name], tensor), name
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_weights_in_complex_half_precision_are_widened(tmp_path: Path) -> None:
+    state = Script("B", (3, 3), 4, 1, 1).state_dict()
+    halved = {k: t.to(torch.complex32) if t.is_complex() else t for k, t in state.items()}
+    halved["conv0.weights1"] = halved["conv0.weights1"].conj()
+    wide = {k: t.to(torch.complex64) if t.is_complex() else t for k, t in halved.items()}
+    for name, tensors in (("half.pt", halved), ("wide.pt", wide)):
+        torch.save(tensors, tmp_path / name)
+    found, expected = (
+        convert(read_checkpoint(tmp_path / name), Options({"script": "fourier_2d"})).state
+        for name in ("half.pt", "wide.pt")
+    )
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+    torch.save(
+        torch.ones(2).to(torch.complex32),
+        tmp_path / "legacy.pt",
+        _use_new_zipfile_serialization=False,
+    )
+    with pytest.raises(ImportRefused, match=r"a tensor of torch\.complex32 is stored as bytes"):
+        read_torch_file(tmp_path / "legacy.pt")
+
+
 def test_normalisers_that_are_negated_views(tmp_path: Path) -> None:
     mean = torch.tensor([1.0, -2.0])
     torch.save({"mean": lazy(mean), "std": mean.abs().bfloat16()}, tmp_path / "normalizer.pt")
