@@ -62,6 +62,10 @@ class Stub:
         return f"<{self.cls.qualified}>"
 
 
+_NOTHING_RUN = (
+    "nothing was run. If the file is your own, save its state dict, torch.save(model.state_dict(), path); if that is "
+    f"refused, too, save the tensors only: {SAVE_TENSORS}"
+)
 # neuraloperator's constructor argument, which every state dict holds in its entry `_metadata`
 _ACTIVATION = "non_linearity"
 
@@ -355,9 +359,7 @@ def _named(module: Any, name: Any, *, is_activation: bool = False) -> Named:
     listed = is_allowed(module, name)
     if not listed and not (is_activation and may_name_activation(module, name)):
         raise ImportRefused(
-            f"the file refers to {module}.{name}, which is not on the list of names in FNO checkpoints; nothing was run. "
-            "If the file is your own, save its state dict, torch.save(model.state_dict(), path); if that is refused, too, "
-            f"save the tensors only: {SAVE_TENSORS}"
+            f"the file refers to {module}.{name}, which is not on the list of names in FNO checkpoints; {_NOTHING_RUN}"
         )
     return Named(module, name)
 
@@ -437,11 +439,17 @@ def _encode(text: str, encoding: str = "latin1") -> bytes:
     return text.encode("latin1")
 
 
-def _torch_function(owner: Any, name: Any) -> Named:
-    """The name of a torch function such as torch.tanh, which is pickled as getattr of a torch class."""
-    if owner != Named("torch._C", "_VariableFunctionsClass"):
-        raise ImportRefused("the pickle calls getattr; nothing was run")
-    return _named("torch._VariableFunctions", name)
+def _attribute(owner: Any, name: Any) -> Named | Stub:
+    """The name of a torch function such as torch.tanh, which is pickled as getattr of a torch class.
+
+    Of a class or object of torch.optim a record: the state of OneCycleLR in older releases holds its function.
+    """
+    if owner == Named("torch._C", "_VariableFunctionsClass"):
+        return _named("torch._VariableFunctions", name)
+    cls = owner.cls if isinstance(owner, Stub) else owner
+    if isinstance(cls, Named) and cls.module.startswith("torch.optim."):
+        return Stub(Named("builtins", "getattr"), (owner, name))
+    raise ImportRefused(f"the pickle calls getattr; {_NOTHING_RUN}")
 
 
 # Harmless calls, by their names in files; protocol 2 writes __builtin__ for builtins.
@@ -452,7 +460,7 @@ BUILDERS: dict[str, Builder] = {
 }
 for _module in ("builtins", "__builtin__"):
     BUILDERS |= {
-        f"{_module}.getattr": _torch_function,
+        f"{_module}.getattr": _attribute,
         # empty bytes
         f"{_module}.bytes": lambda: b"",
         f"{_module}.set": lambda items=(): {_key(item) for item in items},

@@ -84,6 +84,11 @@ def plain_pickles(marker: Path) -> dict[str, bytes]:
             b"c__builtin__\ngetattr\n(ctorch.nn.parallel.distributed\nos\nVsystem\ntR(V"
             + run.encode() + b"\ntR."
         ),
+        "getattr of a module of schedules": (
+            4 * b"c__builtin__\ngetattr\n("
+            + b"ctorch.optim.lr_scheduler\nwarnings\nVsys\ntRVmodules\ntRV__getitem__\ntR(Vos\ntRVsystem\ntR(V"
+            + run.encode() + b"\ntR."
+        ),
         "a dotted name in a known library": _stack_global(
             "torch.nn.parallel.distributed", "os.system", run
         ),

@@ -79,6 +79,31 @@ def test_types_and_empty_arrays_beside_the_network_are_not_read(tmp_path: Path) 
     assert read_torch_file(tmp_path / "training.pt")["raw"] == b""
 
 
+class Schedule:
+    """A learning-rate schedule whose state holds a function, as OneCycleLR's in older releases of torch."""
+
+    def __init__(self) -> None:
+        self.function = self.annealing
+
+    def annealing(self) -> None: ...
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_a_schedule_beside_the_network_may_hold_its_function(
+    static: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lr_scheduler = torch.optim.lr_scheduler
+    monkeypatch.setattr(lr_scheduler, "Schedule", Schedule, raising=False)
+    monkeypatch.setattr(Schedule, "__module__", lr_scheduler.__name__)
+    function = lr_scheduler.OneCycleLR._annealing_cos if static else Schedule().function
+    state = Script("B", (3, 3), 4, 1, 1).state_dict()
+    torch.save({"model": state, "schedule": {"f": function}}, tmp_path / "training.pt")
+    assert read_checkpoint(tmp_path / "training.pt").tensors.keys() == state.keys()
+    torch.save({"model": state, "f": torch.nn.Module.cuda}, tmp_path / "other.pt")
+    with pytest.raises(ImportRefused, match=r"getattr; nothing was run\. If the file is your own"):
+        read_checkpoint(tmp_path / "other.pt")
+
+
 class Flagged:
     """A tensor in a pickle, with something where torch writes the flags of a lazy view."""
 
