@@ -33,9 +33,12 @@ _EXACT: dict[str, set[str]] = {
     "torch._VariableFunctions": {"tanh", "sin", "cos", "erf", "relu", "celu", "selu", "sigmoid"},
     # in a DistributedDataParallel that was saved whole
     "torch.distributed.algorithms.join": {"_JoinConfig"},
+    "torch.torch_version": {"TorchVersion"},
     # a script's arguments in a training state
     "argparse": {"Namespace"},
-    "collections": {"OrderedDict", "defaultdict"},
+    "types": {"SimpleNamespace"},
+    # a Counter is in the state of MultiStepLR
+    "collections": {"OrderedDict", "defaultdict", "Counter", "deque"},
     "copyreg": {"_reconstructor"},
     "copy_reg": {"_reconstructor"},
     "functools": {"partial"},

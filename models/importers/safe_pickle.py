@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from turbofno.models.importers.allowed_names import is_allowed, may_name_activation
 from turbofno.models.importers.refusal import SAVE_TENSORS, ImportRefused
 
@@ -402,11 +404,13 @@ def _parts(value: Any) -> Iterable[Any]:
 
 
 _PLAIN_KEYS = (str, bytes, int, float, bool, type(None), Named)
+# Tensors are keys in optimisers that were saved whole.
+_BY_IDENTITY: tuple[Any, ...] = (object.__hash__, Tensor.__hash__)
 
 
 def _key(value: Any) -> Any:
     """Check a dict key or set item; hashing nested tuples could take exponential time."""
-    if isinstance(value, _PLAIN_KEYS):
+    if isinstance(value, _PLAIN_KEYS) or type(value).__hash__ in _BY_IDENTITY:
         return value
     if isinstance(value, tuple) and all(isinstance(item, _PLAIN_KEYS) for item in value):
         return value

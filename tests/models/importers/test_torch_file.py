@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -77,6 +79,32 @@ def test_types_and_empty_arrays_beside_the_network_are_not_read(tmp_path: Path) 
     torch.save({"model": state, **beside}, tmp_path / "training.pt")
     assert read_checkpoint(tmp_path / "training.pt").tensors.keys() == state.keys()
     assert read_torch_file(tmp_path / "training.pt")["raw"] == b""
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_optimisers_and_schedules_beside_the_network_are_not_read(
+    zipped: bool, tmp_path: Path
+) -> None:
+    """A Counter has the milestones of a schedule; tensors are keys in an optimiser that took a step."""
+    network = Script("B", (3, 3), 4, 1, 1)
+    optimiser = torch.optim.Adam(network.parameters())
+    sum(weight.abs().sum() for weight in network.parameters()).backward()
+    optimiser.step()
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, [10, 20])
+    beside = {
+        "optimiser": optimiser,
+        "schedule": schedule.state_dict(),
+        "arguments": SimpleNamespace(lr=1e-3),
+        "losses": deque([1.0], maxlen=8),
+        "torch": torch.__version__,
+    }
+    torch.save(
+        {"model": network.state_dict(), **beside},
+        tmp_path / "training.pt",
+        _use_new_zipfile_serialization=zipped,
+    )
+    tensors = read_checkpoint(tmp_path / "training.pt").tensors
+    assert tensors.keys() == network.state_dict().keys()
 
 
 class Schedule:
