@@ -174,7 +174,7 @@ class _Machine:
         self._steps += steps
         if self._steps > MAX_STEPS:
             raise ImportRefused(
-                f"the pickle takes more than {MAX_STEPS:,} steps, too many for a checkpoint"
+                f"the pickle takes more than {MAX_STEPS:,} steps, too many for a checkpoint; {_NOTHING_RUN}"
             )
 
     def _count_copied(self, value: Any) -> None:

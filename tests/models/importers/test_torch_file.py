@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.models.importers.original_scripts import Script
+from turbofno.models.importers import safe_pickle
 from turbofno.models.importers.detect import convert, read_checkpoint
 from turbofno.models.importers.normalizers import read_normalizer
 from turbofno.models.importers.refusal import ImportRefused
@@ -105,6 +106,15 @@ def test_optimisers_and_schedules_beside_the_network_are_not_read(
     )
     tensors = read_checkpoint(tmp_path / "training.pt").tensors
     assert tensors.keys() == network.state_dict().keys()
+
+
+def test_a_long_history_beside_the_network_is_refused_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(safe_pickle, "MAX_STEPS", 1000)
+    torch.save({"model": {}, "losses": [0.5] * 1000}, tmp_path / "training.pt")
+    with pytest.raises(ImportRefused, match=r"1,000 steps, too many.*\. If the file is your own"):
+        read_checkpoint(tmp_path / "training.pt")
 
 
 class Schedule:
