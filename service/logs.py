@@ -40,6 +40,8 @@ def configure(settings: Settings, *, process: str = "") -> None:
         JsonFormatter(process) if settings.log_format == "json" else ConsoleFormatter(process)
     )
     logging.basicConfig(handlers=[handler], level=settings.log_level.upper(), force=True)
+    # Such as PyTorch's that it cannot use the GPU.
+    logging.captureWarnings(True)
     # The service has its own access log.
     logging.getLogger("uvicorn.access").disabled = True
 

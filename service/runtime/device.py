@@ -23,7 +23,9 @@ def resolve_device(name: str) -> torch.device:
     device = torch.device("cuda" if name == "auto" else name)
     count = torch.cuda.device_count()
     if not count:
-        raise ValueError(f"{env_name('device')}={name}, but torch sees no CUDA device here")
+        raise ValueError(
+            f"{env_name('device')}={name}, but torch sees no CUDA device here: {_why_no_device()}"
+        )
     index = torch.cuda.current_device() if device.index is None else device.index
     if index >= count:
         raise ValueError(
@@ -40,12 +42,12 @@ def prepare_device(settings: Settings) -> torch.device:
     """
     device = resolve_device(settings.device)
     on_cuda = device.type == "cuda"
-    if settings.require_native:
-        on_cpu = f"models run on the CPU ({env_name('device')})"
-        if reason := gpu_refusal(device) if on_cuda else on_cpu:
-            raise ValueError(
-                f"{env_name('require_native')} is set, but the CUDA kernels do not run: {reason}"
-            )
+    if settings.require_native and (
+        refused := gpu_refusal(device) if on_cuda else _why_on_cpu(settings.device)
+    ):
+        raise ValueError(
+            f"{env_name('require_native')} is set, but the CUDA kernels do not run: {refused}"
+        )
     if on_cuda:
         torch.cuda.set_per_process_memory_fraction(settings.device_memory_fraction, device)
     return device
@@ -63,6 +65,22 @@ def log_backend(device: torch.device) -> None:
         logger.info(
             "models run on %s through the CUDA kernels of %s", where, native_status().detail
         )
+
+
+def _why_on_cpu(name: str) -> str:
+    """Why models run on a CPU with this `device` setting."""
+    chosen = f"models run on the CPU ({env_name('device')}={name})"
+    return chosen if name == "cpu" else f"{chosen}: {_why_no_device()}"
+
+
+def _why_no_device() -> str:
+    """Why torch sees no CUDA device: its text."""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        # The second from a PyTorch that was built without CUDA.
+        return str(error)
+    return "it gives no reason"
 
 
 def memory_limit(device: torch.device, fraction: float) -> int:

@@ -42,6 +42,23 @@ def test_missing_device_is_refused(
         resolve_device(name)
 
 
+@pytest.mark.parametrize("error", [RuntimeError, AssertionError])
+def test_the_reason_why_there_is_no_device_is_torchs(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def refuse() -> None:
+        raise error("The NVIDIA driver on your system is too old")
+
+    pretend(monkeypatch, 0)
+    monkeypatch.setattr(torch.cuda, "init", refuse)
+    with pytest.raises(ValueError, match=r"no CUDA device here: The NVIDIA driver .* too old$"):
+        resolve_device("cuda")
+    with pytest.raises(ValueError, match=r"on the CPU \(TURBOFNO_DEVICE=auto\): The NVIDIA .* old"):
+        prepare_device(Settings(device="auto", require_native=True))
+    with pytest.raises(ValueError, match=r"on the CPU \(TURBOFNO_DEVICE=cpu\)$"):
+        prepare_device(Settings(device="cpu", require_native=True))
+
+
 def test_require_native_refuses_a_cpu_and_missing_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"TURBOFNO_REQUIRE_NATIVE.*on the CPU"):
         prepare_device(Settings(device="cpu", require_native=True))
