@@ -11,9 +11,8 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
-_MOST = 256
-"""Most connections that are opened at once, beside the event loop's, so that a flood of them leaves time for requests. With TLS
-each counts until the end of its handshake."""
+_MOST = 64
+"""Most connections that are accepted in one turn, beside the event loop's, so that a flood of them leaves time for requests."""
 _REFUSED = 32
 """Most at once of those that will be refused: each takes a descriptor until it has its reply."""
 
@@ -37,11 +36,12 @@ class Acceptor:
 
     def __call__(self) -> asyncio.Protocol:
         """The protocol of the connection that the event loop has accepted."""
-        most = min(_MOST, max(_REFUSED, self._room()))
+        # With TLS a connection is opening until its handshake ends, which a silent client delays: that takes room, but no turn.
+        most = min(_MOST, max(_REFUSED, self._room()) - len(self._opening))
         for listening in () if self._server is None else self._server.sockets:
             with _borrowed(listening) as own, contextlib.suppress(OSError):
                 # An error, such as a lack of descriptors, meets the event loop too, which handles it.
-                while len(self._opening) < most:
+                for _ in range(most):
                     task = asyncio.create_task(self._open(own.accept()[0]))
                     self._opening.add(task)
                     task.add_done_callback(self._opening.discard)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from contextlib import ExitStack
+import ssl
+from contextlib import ExitStack, suppress
 from typing import Any, cast
 
 import pytest
@@ -64,6 +65,43 @@ def test_a_burst_is_accepted_in_a_few_turns(
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address)
         assert problems == []
+
+    uvloop.run(main())
+
+
+def test_clients_that_never_begin_tls_delay_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceptor, "_MOST", 8)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        tls: dict[str, Any] = {
+            "ssl": ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
+            "ssl_handshake_timeout": 60.0,
+        }
+        acceptor = Acceptor(Greeter, lambda: 100, **tls)
+        server = await loop.create_server(acceptor, "127.0.0.1", 0, backlog=64, **tls)
+        acceptor.attend(server)
+        address = server.sockets[0].getsockname()
+        with ExitStack() as opened:
+            opened.callback(server.close)
+
+            def connect() -> socket.socket:
+                return opened.enter_context(socket.create_connection(address, timeout=10))
+
+            for _ in range(40):
+                connect()
+            for _ in range(50):
+                await asyncio.sleep(0)
+            others = [connect() for _ in range(30)]
+            for other in others:
+                other.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                other.setblocking(False)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            for other in others:
+                # Closed, since these bytes are no TLS; it would block if the connection had not been accepted.
+                with suppress(ConnectionResetError):
+                    assert other.recv(1) == b""
 
     uvloop.run(main())
 
