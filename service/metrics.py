@@ -44,7 +44,7 @@ RESIDUALS = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0)
 MODEL = ("model", "version")
 REFUSED_WITHOUT_MODEL = (
     "body_timeout", "body_too_large", "connections", "draining", "form_type", "header_timeout", "header_too_large", "host",
-    "no_http", "origin", "solver_busy", "solver_timeout", "unauthorized",
+    "no_http", "origin", "solver_busy", "solver_timeout", "unauthorized", "unread",
 )  # fmt: skip
 """Reasons to refuse a request before its model is known, or regardless of it."""
 ROLLOUT_OUTCOMES = ("done", "blow_up", "failed", "left")

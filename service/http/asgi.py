@@ -137,7 +137,9 @@ class CallMiddleware:
                     call.skip_body()
                 await unless_left(call, call.serve())
         except ClientLeft:
-            if not call.started_reply:
+            if call.started_reply:
+                call.status = CLIENT_CLOSED_REQUEST
+            else:
                 await call.reply(Reply(CLIENT_CLOSED_REQUEST))
         except Exception as error:
             if call.started_reply:

@@ -364,6 +364,7 @@ class Edge(HttpToolsProtocol):
     def _drop_unless_read(self, unread: int) -> None:
         """Abort if the client has read nothing: its reply must not stay in memory. A close would wait for the client."""
         if self.transport.get_write_buffer_size() >= unread:
+            self.app_context.metrics.reject("unread")
             self.transport.abort()
         else:
             self._start_reader_timer()

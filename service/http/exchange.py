@@ -234,7 +234,9 @@ class Exchange(Call):
                 await self._send(reply)
         except asyncio.CancelledError:
             # The process ends while the reply is sent, or the client has left.
-            if not self.disconnected:
+            if self.disconnected:
+                status = CLIENT_CLOSED_REQUEST
+            else:
                 logger.warning("%s %s was cut short", self.method, shown_path(self))
                 self._edge.transport.close()
         finally:

@@ -157,6 +157,33 @@ async def test_an_unread_reply_holds_its_bytes_and_blocks_no_other_connection() 
 
 
 @in_loop
+async def test_a_client_that_reads_nothing_of_its_answer_is_cut_off_counted_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "service.access")
+    many = np.zeros((4000, 1, 64), "<f4")
+    async with (
+        listening(max_fields_per_request=4000, keep_alive_seconds=1) as (port, _, context),
+        connected(port) as (_, writer),
+    ):
+        for _ in range(8):
+            writer.write(raw_request(INFER + "?shape=4000,1,64", many.tobytes()))
+        statuses: list[int] = []
+
+        def cut() -> bool:
+            records = [one for one in caplog.records if one.name == "service.access"]
+            statuses[:] = [one.__dict__["data"]["status"] for one in records]
+            return 499 in statuses
+
+        await until(cut)
+        assert statuses[-1] == 499
+        assert set(statuses[:-1]) <= {200}
+        value = context.metrics.registry.get_sample_value
+        assert value("turbofno_rejections_total", {"reason": "unread", "model": ""}) == 1
+        assert value("turbofno_inflight_bytes") == 0
+
+
+@in_loop
 async def test_a_client_that_leaves_before_its_body_is_counted_once_and_holds_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

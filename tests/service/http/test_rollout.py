@@ -472,6 +472,8 @@ def test_a_disconnect_ends_the_rollout_at_once_and_releases_its_bytes(
         assert engine.cancelled == 1
         registry = app.state.context.metrics.registry
         assert registry.get_sample_value("turbofno_inflight_bytes") == 0
+        left = {"model": "tiny-flow", "version": "1", "protocol": "rollout", "code": "499"}
+        assert registry.get_sample_value("turbofno_requests_total", left) == 1
         if accept == FRAMES:
             assert not any(m.get("more_body") is False for m in sent), "not ended as if complete"
         else:
