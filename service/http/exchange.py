@@ -34,6 +34,8 @@ _RECEIVED_BYTES = 5 * 1024 * 1024
 _COME_BYTES = 64 * 1024
 """Bytes of a large body that must have come before memory is taken for the rest: an announced body that never comes must not
 occupy the engine's memory."""
+_TLS_BYTES = 64 * 1024
+"""Bytes written at once over TLS, which buffers the whole of a write, however little the client has read: only the next waits."""
 
 
 class Exchange(Call):
@@ -253,10 +255,11 @@ class Exchange(Call):
                 return
             head, body = self._head(reply), self._body(reply)
             self.response_started = True
-            transport.writelines((head, *body))
             self.sent = reply.size if body else 0
-            if flow.write_paused:
-                await self._drain(reply)
+            for portion in self._portions((head, *body)):
+                transport.writelines(portion)
+                if flow.write_paused:
+                    await self._drain(reply)
             if stream is not None:
                 async for piece in stream:
                     self.sent += len(piece)
@@ -270,6 +273,16 @@ class Exchange(Call):
         finally:
             if stream is not None:
                 await stream.aclose()
+
+    def _portions(self, parts: Sequence[Bytes]) -> Sequence[Sequence[Bytes]]:
+        """The parts of a reply as they are written."""
+        if self.sent <= _TLS_BYTES or self._edge.transport.get_extra_info("sslcontext") is None:
+            return (parts,)
+        return [
+            [memoryview(part)[start : start + _TLS_BYTES]]
+            for part in parts
+            for start in range(0, len(part), _TLS_BYTES)
+        ]
 
     async def _drain(self, reply: Reply) -> None:
         """Wait until the client has read enough; meanwhile a whole reply's bytes are held, instead of the body's."""

@@ -209,6 +209,49 @@ def test_a_refused_connection_does_not_count_until_its_client_ends_tls(
     assert "Traceback" not in server.log.read_text()
 
 
+@pytest.mark.parametrize("options", [(), ("--frontends", "1")], ids=["one", "several"])
+def test_a_large_answer_over_tls_is_held_until_it_is_read_and_dropped_if_it_is_not(
+    certificates: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """TLS buffers a write of any size, which would count against no limit, and end with the time of an idle connection."""
+    known = trusting(certificates)
+    save_tiny(tmp_path / "repository", "tiny-2d", n_dim=2)
+    words = ("--keep-alive-seconds", "2", "--header-timeout-seconds", "1", *options)
+    body = bytes(512 * 64 * 64 * 4)
+    head = (
+        "POST /v2/models/tiny-2d/infer?shape=512,1,64,64 HTTP/1.1\r\nHost: localhost\r\n"
+        f"Inference-Header-Content-Length: 0\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    server = over_tls(certificates, tmp_path, *words)
+    with server, ExitStack() as opened:
+
+        def metric(name: str) -> float:
+            lines = httpx.get(f"{server.url}/metrics", verify=known).text.splitlines()
+            return next(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+        def asked() -> ssl.SSLSocket:
+            plain = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 17)
+            connection = opened.enter_context(known.wrap_socket(plain, server_hostname="127.0.0.1"))
+            connection.sendall(head.encode() + body)
+            assert connection.recv(12) == b"HTTP/1.1 200"
+            return connection
+
+        slow, got = asked(), 0
+        began = time.monotonic()
+        while got < 2 * len(body):
+            piece = slow.recv(1 << 16)
+            assert piece, f"ended after {got} bytes"
+            got += len(piece)
+            time.sleep(0.005)
+        assert time.monotonic() - began > 3.5, "longer than an idle connection lives"
+        asked()
+        assert metric("turbofno_inflight_bytes") > len(body)
+        until(lambda: metric('turbofno_rejections_total{model="",reason="unread"}') == 1, 10)
+        assert metric("turbofno_inflight_bytes") == 0
+        assert server.stop() == 0, server.tail()
+
+
 @pytest.mark.parametrize("options", [(), ("--frontends", "2")], ids=["one", "several"])
 def test_sighup_has_keys_and_certificates_read_again(
     certificates: Path, tmp_path: Path, options: tuple[str, ...]
