@@ -6,12 +6,13 @@ import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 
 from turbofno.service.errors import Unavailable
 from turbofno.service.processes.channel import Channel
 from turbofno.service.processes.launch import Launch
 from turbofno.service.processes.messages import Call, Engines, Heartbeat, Message, Peer, Returned
+from turbofno.service.processes.metrics_sum import families
 
 HEARTBEAT_SECONDS = 0.25
 SCRAPE_SECONDS = 2.0
@@ -67,7 +68,7 @@ class LivenessPipe:
         for message in messages:
             match message:
                 case Call():
-                    self._channel.send(Returned(message.id, generate_latest(self._registry)))
+                    self._channel.send(Returned(message.id, families(self._registry)))
                 case Returned():
                     future = self._scrapes.get(message.id)
                     if future is not None and not future.done():

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from typing import TypeAlias
 
 from prometheus_client.core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 Combine = Callable[[float, float], float]
+Samples: TypeAlias = Sequence[tuple[str, Mapping[str, str], float]]
+"""Name, labels, value."""
+Families: TypeAlias = Sequence[tuple[str, str, str, Samples]]
+"""Name, text, type, samples. Sent as they are: writing and parsing the text format takes many times as long."""
 
 PER_PROCESS = ("process_", "python_", "turbofno_device_memory_bytes", "turbofno_staging_bytes")
 """Not merged, but labelled `process`: role and index, such as engine-0, which a restarted process keeps."""
@@ -23,6 +27,17 @@ _GAUGES: dict[str, Combine] = {
 """Functions that merge these gauges; all others are added."""
 
 
+def families(registry: Collector) -> Families:
+    """All metrics of a process."""
+    return [
+        (
+            family.name, family.documentation, family.type,
+            [(sample.name, sample.labels, float(sample.value)) for sample in family.samples],
+        )
+        for family in registry.collect()
+    ]  # fmt: skip
+
+
 class MetricsSum(Collector):
     """Merges metrics. Counters of dead processes are kept as of their last scrape, so that sums never fall."""
 
@@ -30,10 +45,9 @@ class MetricsSum(Collector):
         self._latest: dict[bytes, list[Metric]] = {}
         self._retired: list[Metric] = []
 
-    def update(self, identity: bytes, text: bytes) -> None:
-        families = list(text_string_to_metric_families(text.decode()))
+    def update(self, identity: bytes, latest: Families) -> None:
         process = identity.decode().rpartition(".")[0]
-        self._latest[identity] = [_labelled(family, process) for family in families]
+        self._latest[identity] = [_labelled(process, *family) for family in latest]
 
     def retire(self, identity: bytes) -> None:
         """Keep only the counters of a process that died."""
@@ -49,12 +63,11 @@ class MetricsSum(Collector):
         return iter(_merge([self._retired, *self._latest.values()]))
 
 
-def _labelled(family: Metric, process: str) -> Metric:
-    if not family.name.startswith(PER_PROCESS):
-        return family
-    labelled = Metric(family.name, family.documentation, family.type)
-    for sample in family.samples:
-        labelled.add_sample(sample.name, {**sample.labels, "process": process}, sample.value)
+def _labelled(process: str, name: str, text: str, kind: str, samples: Samples) -> Metric:
+    labelled = Metric(name, text, kind)
+    own = {"process": process} if name.startswith(PER_PROCESS) else {}
+    for sample, labels, value in samples:
+        labelled.add_sample(sample, {**labels, **own}, value)
     return labelled
 
 
@@ -63,9 +76,9 @@ def _merge(processes: Iterable[Iterable[Metric]]) -> list[Metric]:
     for family in chain.from_iterable(processes):
         empty = Metric(family.name, family.documentation, family.type)
         _, known = merged.setdefault(family.name, (empty, {}))
-        usual = min if family.name.endswith("_created") else float.__add__
-        combine = _GAUGES.get(family.name, usual)
         for sample in family.samples:
+            usual = min if sample.name.endswith("_created") else float.__add__
+            combine = _GAUGES.get(sample.name, usual)
             key = (sample.name, frozenset(sample.labels.items()))
             known[key] = combine(known[key], sample.value) if key in known else sample.value
     for family, values in merged.values():

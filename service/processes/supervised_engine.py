@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from prometheus_client import generate_latest
-
 from turbofno.service.metrics import Metrics
+from turbofno.service.processes.metrics_sum import families
 from turbofno.service.processes.remote_engine import RemoteEngine
 from turbofno.service.processes.start import engine_settings
 from turbofno.service.processes.supervisor import OWN_FRONT_END, Supervisor
@@ -40,7 +39,7 @@ class SupervisedEngine(RemoteEngine):
 
     async def scrape(self) -> bytes:
         """The merged metrics of this process and of the engines."""
-        return await self._supervisor.metrics(generate_latest(self._metrics.registry))
+        return await self._supervisor.metrics(families(self._metrics.registry))
 
     @property
     def failure(self) -> str:

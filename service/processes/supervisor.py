@@ -21,7 +21,7 @@ from turbofno.service.processes.child_process import ChildProcess
 from turbofno.service.processes.fork_server import START_SECONDS, ForkServer
 from turbofno.service.processes.launch import Launch
 from turbofno.service.processes.liveness import HEARTBEAT_SECONDS, SCRAPE_SECONDS
-from turbofno.service.processes.metrics_sum import MetricsSum
+from turbofno.service.processes.metrics_sum import Families, MetricsSum
 from turbofno.service.settings import Settings
 from turbofno.service.shared_sums import SumsMemory
 from turbofno.service.system import on_hangup
@@ -299,7 +299,7 @@ class Supervisor:
     async def _send_metrics(self, sender: bytes, asked: int) -> None:
         self._channel.send(messages.Returned(asked, await self.metrics()), sender)
 
-    async def metrics(self, own: bytes = b"") -> bytes:
+    async def metrics(self, own: Families = ()) -> bytes:
         """The merged metrics of all processes; the last ones of those that do not answer in time.
 
         `own` are the metrics of a front end in this process.

@@ -8,7 +8,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from turbofno.service.metrics import Metrics
-from turbofno.service.processes.metrics_sum import PER_PROCESS, MetricsSum
+from turbofno.service.processes.metrics_sum import PER_PROCESS, MetricsSum, families
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -46,7 +46,7 @@ def test_counters_add_up_and_those_of_dead_processes_remain() -> None:
         for _ in range(50):
             observe([truth, random.choice(list(living.values()))])
         for name, metrics in living.items():
-            together.update(name.encode(), generate_latest(metrics.registry))
+            together.update(name.encode(), families(metrics.registry))
         assert close(samples(generate_latest(together)), samples(generate_latest(truth.registry)))
         gone = f"frontend-1.{generation - 1}"
         dead = living.pop(gone)
@@ -62,7 +62,7 @@ def test_per_process_metrics_are_labelled_by_role_and_index() -> None:
         metrics = Metrics()
         metrics.model_loaded.labels("a", "1", "gemm", "fp32").set(1)
         metrics.lowered_batch_limit.labels("a", "1").set(len(name))
-        together.update(name.encode(), generate_latest(metrics.registry))
+        together.update(name.encode(), families(metrics.registry))
     text = generate_latest(together).decode()
     assert 'process_resident_memory_bytes{process="engine-0"}' in text
     assert 'process_resident_memory_bytes{process="frontend-0"}' in text
