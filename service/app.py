@@ -8,6 +8,7 @@ import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from turbofno.service.coalesced import Coalesced
 from turbofno.service.context import AppContext
 from turbofno.service.demo.solver_process import SolverProcess
 from turbofno.service.http.access_log import AccessLog
@@ -116,7 +117,7 @@ def create_app(
         served=ServedModels(engine, settings),
         guard=Guard(settings),
         connections=sums.connections,
-        scrape=scrape or metrics.text,
+        scrape=Coalesced(scrape or metrics.text),
         keys=keys,
         tracer=tracer,
         solver=SolverProcess(metrics, seconds=settings.solver_seconds) if settings.ui else None,
