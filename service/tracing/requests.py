@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from opentelemetry import propagate, trace
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
     from turbofno.service.http.call import Call
 
 _W3C = TraceContextTextMapPropagator()
+_HEADER_LOGGERS = (
+    "opentelemetry.baggage.propagation",
+    "opentelemetry.trace.propagation.tracecontext",
+    "opentelemetry.trace.span",
+)
+"""They warn of wrong entries of a client's headers: one `baggage` makes 180 lines, or one as long as itself."""
 
 
 class RequestTracer:
@@ -24,6 +31,8 @@ class RequestTracer:
 
     def __init__(self) -> None:
         self._tracer = trace.get_tracer("turbofno", VERSION)
+        for name in _HEADER_LOGGERS:
+            logging.getLogger(name).setLevel(logging.ERROR)
 
     def start(self, call: Call) -> None:
         """Start the span of a request with complete headers, and set `Call.trace` to its traceparent."""

@@ -182,6 +182,22 @@ def test_broken_parents_start_a_trace_of_their_own(
     assert all(span.parent is None for span in spans if span.kind is SpanKind.SERVER)
 
 
+def test_wrong_headers_of_a_client_write_no_lines(
+    tmp_path: Path, exporter: InMemorySpanExporter, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_tiny(tmp_path)
+    *_, parent = fresh_parent()
+    wrong = [
+        predicting(traceparent=parent, baggage="=," * 1000),
+        predicting(traceparent=parent, baggage="x" * 10_000),
+        predicting(traceparent=parent, tracestate="=" * 500),
+        predicting(traceparent=parent * 20),
+    ]
+    answers, _ = exchange(tmp_path, exporter, *wrong)
+    assert [one.status_code for one in answers] == [200] * 4
+    assert [one.name for one in caplog.records if one.name.startswith("opentelemetry")] == []
+
+
 def test_a_span_has_only_the_beginning_of_a_long_path(
     tmp_path: Path, exporter: InMemorySpanExporter
 ) -> None:
