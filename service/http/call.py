@@ -64,6 +64,8 @@ class Target(NamedTuple):
 
     path: str
     """Percent-decoded."""
+    route: str
+    """The template of the path; empty: none of the table's."""
     operations: Mapping[str, Operation] | None
     """By method; empty: a model's path with an unknown verb. None: what FastAPI serves."""
     model: str

@@ -52,19 +52,19 @@ def documented() -> dict[str, dict[str, Any]]:
     return paths
 
 
-def _routes(operations: Sequence[Operation]) -> Iterator[tuple[re.Pattern[str], Methods]]:
-    """A pattern for each path template, with its operations by method."""
+def _routes(operations: Sequence[Operation]) -> Iterator[tuple[re.Pattern[str], str, Methods]]:
+    """A pattern for each path template, with the template and its operations by method."""
     routes: dict[str, dict[str, Operation]] = {}
     for operation in operations:
         for template in operation.paths:
             routes.setdefault(template, {})[operation.method] = operation
     for template, by_method in routes.items():
         pattern = re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", template.replace(".", r"\."))
-        yield re.compile(pattern), by_method
+        yield re.compile(pattern), template, by_method
 
 
 # A wrong verb is no part of a model's name, and a verb is no name.
-_ROUTES = [*_routes(_WITH_VERBS), (_VERB, {}), *_routes(_OTHERS)]
+_ROUTES = [*_routes(_WITH_VERBS), (_VERB, "", {}), *_routes(_OTHERS)]
 
 
 def target_of(raw_path: bytes) -> Target:
@@ -74,13 +74,13 @@ def target_of(raw_path: bytes) -> Target:
 
 def _target(raw_path: bytes) -> Target:
     path = unquote(raw_path.decode("latin-1"))
-    for pattern, operations in _ROUTES:
+    for pattern, template, operations in _ROUTES:
         if found := pattern.fullmatch(path):
             part = found.groupdict()
             model = part.get("name") or part.get("model") or ""
             protocols = [one.protocol for one in operations.values()]
-            return Target(path, operations, model, part.get("version"), *protocols[:1])
-    return Target(path, None, "", None)
+            return Target(path, template, operations, model, part.get("version"), *protocols[:1])
+    return Target(path, "", None, "", None)
 
 
 _FASTAPI = Operation(lambda call: call.context.app.answer(call), {}, "GET")

@@ -41,12 +41,11 @@ class RequestTracer:
         carrier = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in call.headers.items()
         }
-        path = call.path[:LONGEST_PATH]
         span = self._tracer.start_span(
-            f"{call.method} {path}",
+            call.method,
             propagate.extract(carrier),
             SpanKind.SERVER,
-            {"http.request.method": call.method, "url.path": path},
+            {"http.request.method": call.method, "url.path": call.path[:LONGEST_PATH]},
         )
         call.span = span
         sent: dict[str, str] = {}
@@ -59,8 +58,11 @@ class RequestTracer:
         if span is None:
             return
         span.set_attributes(_attributes(call, status))
+        # Clients choose paths, and metrics are made of spans by their names: an unknown path is not part of one.
         if call.model:
             span.update_name(f"{call.protocol} {call.model}")
+        elif known := call.target.route or (call.path if status == 200 else ""):
+            span.update_name(f"{call.method} {known}")
         if status >= 500:
             span.set_status(Status(StatusCode.ERROR))
         span.end()
@@ -69,6 +71,7 @@ class RequestTracer:
 def _attributes(call: Call, status: int) -> dict[str, AttributeValue]:
     known: dict[str, AttributeValue | None] = {
         "http.response.status_code": status,
+        "http.route": call.target.route or None,
         "turbofno.request_id": call.request_id,
         "turbofno.key": call.caller.name or None,
         "turbofno.model": call.model or None,

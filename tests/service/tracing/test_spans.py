@@ -205,8 +205,31 @@ def test_a_span_has_only_the_beginning_of_a_long_path(
     path = "/" + "x" * 20_000
     (answer,), (span,) = exchange(tmp_path, exporter, {"method": "GET", "url": path})
     assert answer.status_code == 404
-    assert len(span.name) < 300
+    assert span.name == "GET"
     assert (span.attributes or {})["url.path"] == path[:256]
+
+
+def test_names_of_spans_hold_models_and_routes_but_no_other_text_of_a_client(
+    tmp_path: Path, exporter: InMemorySpanExporter
+) -> None:
+    save_tiny(tmp_path)
+    asked = {
+        ("GET", "/v1/models"): "GET /v1/models",
+        ("GET", "/v1/models/tiny-1d"): "GET /v1/models/tiny-1d",
+        ("GET", "/v2/models/tiny-1d"): "GET /v2/models/{model}",
+        ("GET", "/v2/models/none"): "GET /v2/models/{model}",
+        ("POST", "/v1/models/none:predict"): "POST /v1/models/{name}:predict",
+        ("POST", "/v2/systemsharedmemory/region/any/unregister"): (
+            "POST /v2/systemsharedmemory/region/{region}/unregister"
+        ),
+        ("GET", "/v1/models/none"): "GET",
+        ("GET", "/none"): "GET",
+        ("POST", "/v1/models/tiny-1d:none"): "POST",
+    }
+    for (method, url), name in asked.items():
+        _, (span,) = exchange(tmp_path, exporter, {"method": method, "url": url})
+        assert span.name == name
+        assert (span.attributes or {})["url.path"] == url
 
 
 def test_a_failure_in_a_batch_is_an_error_of_its_span(
