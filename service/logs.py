@@ -31,7 +31,7 @@ def accept_request_id(offered: bytes) -> str:
 
 
 def configure(settings: Settings, *, process: str = "") -> None:
-    """Log everything, including uvicorn's lines, to standard error in the format of the settings.
+    """Log everything, including uvicorn's lines and Python's warnings, to standard error in the format of the settings.
 
     `process` is the name of this process in each line, if the service has several.
     """
@@ -40,7 +40,6 @@ def configure(settings: Settings, *, process: str = "") -> None:
         JsonFormatter(process) if settings.log_format == "json" else ConsoleFormatter(process)
     )
     logging.basicConfig(handlers=[handler], level=settings.log_level.upper(), force=True)
-    # Such as PyTorch's that it cannot use the GPU.
     logging.captureWarnings(True)
     # The service has its own access log.
     logging.getLogger("uvicorn.access").disabled = True

@@ -6,6 +6,8 @@ import asyncio
 import io
 import json
 import logging
+import subprocess
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -199,6 +201,17 @@ def test_console_line_cannot_be_forged_by_a_message() -> None:
     text = ConsoleFormatter().format(record)
     assert text.isprintable()
     assert r"no model: \n08:40:00.000 INFO    loaded model x \x1b[32m\u2028" in text
+
+
+def test_warnings_of_libraries_are_lines_of_the_log() -> None:
+    program = (
+        "import warnings; from turbofno.service.logs import configure; from turbofno.service.settings import Settings; "
+        "configure(Settings(log_format='json'), process='engine-0'); warnings.warn('this GPU is old\\nvery old')"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    line = json.loads(ran.stderr)
+    assert line["process"] == "engine-0"
+    assert "UserWarning: this GPU is old\nvery old" in line["message"]
 
 
 def test_lines_show_neither_caller_nor_thread_nor_process(
