@@ -59,7 +59,7 @@ class PredictRequest(msgspec.Struct, eq=False, array_like=True):
     client_max_fields: int = 0
     """Most fields of that client in the engine at once; 0: no limit."""
     trace: str = ""
-    """The caller's W3C traceparent; empty if it is not traced."""
+    """The caller's W3C traceparent; empty if it is not traced, or not sampled."""
     at_once: bool = False
     """True if no other request can come in this turn of the event loop. An engine in this process then does not await its end."""
     output_buffer: Fields | None = None

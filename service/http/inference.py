@@ -46,7 +46,10 @@ def run_model(
         _hold_interpolated(call, len(fields), output_grid, as_json=as_json)
         return _run_on_training_grid(call, fields, output_grid, priority, seconds)
     request = engine_request(call, fields, seconds)
-    request.priority, request.vjp, request.trace = priority, vjp, call.trace
+    request.priority, request.vjp = priority, vjp
+    if call.span is not None and call.span.get_span_context().trace_flags.sampled:
+        # Others get no spans, and front ends join no requests that have a trace.
+        request.trace = call.trace
     work = call.context.engine.predict(request)
     call.context.admission.enter_queue(call.admitted)
     return work

@@ -25,6 +25,8 @@ _W3C = TraceContextTextMapPropagator()
 
 def trace_batch(report: BatchReport) -> None:
     """Create the spans of a batch that ended, perhaps before other answers were sent."""
+    if not any(part.ticket.request.trace for part in report.slices):
+        return
     parents = [_W3C.extract({"traceparent": part.ticket.request.trace}) for part in report.slices]
     requests = [trace.get_current_span(parent).get_span_context() for parent in parents]
     shift = time.time_ns() - time.monotonic_ns()

@@ -55,7 +55,7 @@ class RequestTracer:
     def end(self, call: Call, status: int) -> None:
         """Set the attributes of the request's span, and end it."""
         span = call.span
-        if span is None:
+        if span is None or not span.is_recording():
             return
         span.set_attributes(_attributes(call, status))
         # Clients choose paths, and metrics are made of spans by their names: an unknown path is not part of one.

@@ -20,14 +20,16 @@ from tests.draws import generator
 from tests.service.http.asgi import serving
 from tests.service.tiny import save_tiny, tiny_config
 from turbofno.models.core.checkpoint import save_model
+from turbofno.service.engine.local import LocalEngine
 from turbofno.service.tracing import batches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
     from opentelemetry.sdk.trace import ReadableSpan
 
+    from turbofno.service.engine.interface import PredictRequest, PredictResult
     from turbofno.service.pipeline.batch import BatchReport
 
 PREDICT = "/v1/models/tiny-1d:predict"
@@ -168,6 +170,23 @@ def test_a_caller_that_does_not_sample_gets_no_spans_and_its_trace_back(
     assert spans == []
     assert answer.headers["traceresponse"].startswith(f"00-{trace_id:032x}-")
     assert answer.headers["traceresponse"].endswith("-00")
+
+
+def test_the_engine_gets_the_traces_of_sampled_requests_only(
+    tmp_path: Path, exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny(tmp_path)
+    requests: list[PredictRequest] = []
+    predict = LocalEngine.predict
+
+    def noted(self: LocalEngine, request: PredictRequest) -> Awaitable[PredictResult]:
+        requests.append(request)
+        return predict(self, request)
+
+    monkeypatch.setattr(LocalEngine, "predict", noted)
+    for sampled in (True, False):
+        exchange(tmp_path, exporter, predicting(traceparent=fresh_parent(sampled=sampled)[2]))
+    assert [bool(one.trace) for one in requests] == [True, False]
 
 
 def test_broken_parents_start_a_trace_of_their_own(
