@@ -166,6 +166,10 @@ def serve(listener: socket.socket, parent: int) -> int:
                 logger.critical("cannot start: %s; install the package again", error, exc_info=True)
                 # The next one would lack it, too.
                 run = partial(int, os.EX_CONFIG)
+            except ValueError as error:
+                # OpenTelemetry, which FastAPI imports, reads OTEL_PROPAGATORS meanwhile.
+                logger.critical("cannot start: %s", error, exc_info=True)
+                run = partial(int, os.EX_CONFIG)
             keep_imports()
             if _forked(connection):
                 break

@@ -86,6 +86,17 @@ sys.exit(main())
     assert "Traceback" not in answer.stderr
 
 
+@pytest.mark.parametrize("frontends", [0, 1])
+def test_an_unknown_propagator_fails_the_start(tmp_path: Path, frontends: int) -> None:
+    save_tiny(tmp_path)
+    serve = "import sys; from turbofno.service.cli import main; sys.exit(main())"
+    where = ("--model-repository", str(tmp_path), "--port", "0", "--frontends", str(frontends))
+    answer = python(serve, "serve", *where, OTEL_PROPAGATORS="pigeon")
+    assert answer.returncode == 1
+    assert "Propagator pigeon not found" in answer.stderr
+    assert "starting it again" not in answer.stderr
+
+
 @pytest.mark.parametrize(
     ("variable", "value"),
     [("OTEL_TRACES_EXPORTER", "otlp,zipkin"), ("OTEL_EXPORTER_OTLP_PROTOCOL", "pigeon")],
