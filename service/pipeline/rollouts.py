@@ -262,7 +262,7 @@ class _Group:
         fitting = max(1, self.steps * min(self.fields, fields) // fields)
         steps = min(fitting, *(member.possible_steps for member in chosen))
         wanted = [member.wanted(steps) for member in chosen]
-        started = time.perf_counter()
+        seconds = 0.0
         turns: list[Turn] = []
         try:
             for states in self._batches(chosen):
@@ -270,11 +270,13 @@ class _Group:
                     # Its client left.
                     return
                 work = partial(self.model.advance, states, wanted, steps=steps)
-                turns.append(await self.run_on_device(work))
+                turn, taken = await self.run_on_device(partial(_timed, work))
+                turns.append(turn)
+                seconds += taken
         except Exception as error:
             await self._on_failure(chosen, error)
             return
-        self._adapt_steps(time.perf_counter() - started, steps)
+        self._adapt_steps(seconds, steps)
         self.fields = fields
         labels = (self.model.name, self.model.version)
         self.metrics.rollout_steps.labels(*labels).inc(fields * steps)
@@ -307,7 +309,7 @@ class _Group:
         ]
 
     def _adapt_steps(self, seconds: float, steps: int) -> None:
-        """Set the steps of the next turn. `seconds` include waiting for the device, so turns get shorter under load."""
+        """Set the steps of the next turn, by the device time of this one."""
         fitting = max(1, int(_TURN_SECONDS * steps / max(seconds, 1e-6)))
         self.steps = min(fitting, 2 * self.steps, _MAX_STEPS)
 
@@ -342,6 +344,13 @@ class _Group:
             )
         for member in chosen:
             member.fail(fatal)
+
+
+def _timed(work: Callable[[], Turn]) -> tuple[Turn, float]:
+    """Its result, and the seconds that it took on the device thread: waiting for the device is not part of a turn."""
+    started = time.perf_counter()
+    turn = work()
+    return turn, time.perf_counter() - started
 
 
 def _concatenate(parts: list[NDArray[np.float32]], axis: int = 0) -> NDArray[np.float32]:

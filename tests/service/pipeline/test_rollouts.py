@@ -226,18 +226,42 @@ def test_a_blow_up_names_its_step_after_all_frames_before_and_spares_its_mates()
     asyncio.run(main())
 
 
-def test_a_turn_is_no_longer_when_others_join(monkeypatch: pytest.MonkeyPatch) -> None:
+class Slow(Counter):
+    """Takes 2**-10 s by the clock for each field and step."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def advance(self, states: list[State], wanted: list[list[int]], *, steps: int) -> Turn:
+        turn = super().advance(states, wanted, steps=steps)
+        self._clock.now += 2**-10 * sum(map(len, states)) * steps
+        return turn
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     clock = ManualClock()
     monkeypatch.setattr("turbofno.service.pipeline.rollouts.time", clock)
+    return clock
 
-    class Slow(Counter):
-        def advance(self, states: list[State], wanted: list[list[int]], *, steps: int) -> Turn:
-            turn = super().advance(states, wanted, steps=steps)
-            clock.now += 2**-10 * sum(map(len, states)) * steps
-            return turn
+
+def test_a_turn_that_waits_for_other_work_on_the_device_is_as_long(clock: ManualClock) -> None:
+    async def behind_others(work: Callable[[], Any]) -> Any:
+        clock.now += 1.0
+        return await at_once(work)
 
     async def main() -> None:
-        some, model = rollouts(limit=32), Slow()
+        some, model = Rollouts(Policy(8, 1 << 30), Metrics(), behind_others), Slow(clock)
+        await collect(some.run(model, job(0, 200, every=0)))
+        assert (1, 20) in model.turns
+
+    asyncio.run(main())
+
+
+def test_a_turn_is_no_longer_when_others_join(clock: ManualClock) -> None:
+    async def main() -> None:
+        some, model = rollouts(limit=32), Slow(clock)
         first = asyncio.create_task(collect(some.run(model, job(0, 200, every=0))))
         await until(lambda: (1, 20) in model.turns)
         for n in (15, 16):
