@@ -166,7 +166,7 @@ class Admission:
         Raises:
             Unavailable: the service is draining.
             PayloadTooLarge: the body is over a limit.
-            QueueFull: the body does not fit into the byte limits now, or the model's queue is full.
+            QueueFull: the body does not fit into the byte limits now, or the queue in which it will wait is full.
         """
         limit = self._settings.max_body_bytes
         size = received if content_length is None else content_length
@@ -178,7 +178,8 @@ class Admission:
                 "send fewer fields in a request"
             )
         slot = (model, version)
-        self._capacity.check(model, version, self.coming[slot] + 1)
+        if queued:
+            self._capacity.check(model, version, self.coming[slot] + 1)
         counted = self._counted(caller, model)
         self.check_bytes(counted, model, size)
         self._requests += 1

@@ -187,7 +187,7 @@ def test_a_slot_that_was_left_is_not_given_back_again() -> None:
         pass
 
 
-def test_requests_that_do_not_queue_take_no_slots() -> None:
+def test_requests_that_do_not_queue_take_and_need_no_slots() -> None:
     admission, capacity, _ = make(max_queued_fields_per_model=4, max_fields_per_request=4)
     others = [admission.admit(1, model="m", version="1", queued=False) for _ in range(5)]
     with admit(admission, 1):
@@ -197,6 +197,7 @@ def test_requests_that_do_not_queue_take_no_slots() -> None:
     capacity.reserve(ticket(4))
     with pytest.raises(QueueFull), admit(admission, 1):
         pass
+    admission.admit(1, model="m", version="1", queued=False).leave()
 
 
 def test_a_slot_is_kept_until_the_request_is_in_the_queue() -> None:
