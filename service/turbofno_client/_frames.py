@@ -32,6 +32,8 @@ class FrameReader(Generic[AnswerT]):
         self._bytes = bytearray()
         self._start: dict[str, Any] = {}
         self._last: dict[str, Any] = {}
+        self._step: int | None = None
+        """That of the last frame."""
 
     def begin(self, response: httpx.Response) -> None:
         """Raise ServerError if the response is not a stream of frames."""
@@ -48,6 +50,7 @@ class FrameReader(Generic[AnswerT]):
             if event["event"] == "start":
                 self._start = event
             elif event["event"] == "frame":
+                self._step = event["step"]
                 yield Frame(
                     event["step"],
                     self._laid_out(payload),
@@ -61,7 +64,8 @@ class FrameReader(Generic[AnswerT]):
         if kind == "end":
             return
         if kind != "failed":
-            step = self._last.get("step")
+            # Not that of the last event: progress has no fields to resume from.
+            step = self._step
             where = "before its first frame" if step is None else f"after step {step}: resume there"
             raise ConnectionFailed(f"the stream of the rollout broke off {where}")
         detail, reason = str(self._last["detail"]), str(self._last["reason"])

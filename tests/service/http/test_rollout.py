@@ -559,6 +559,21 @@ def test_the_client_assembles_frames_and_reports_how_a_stream_ended() -> None:
     assert len(frames) == 3
 
 
+@pytest.mark.parametrize(
+    ("frames", "words"), [("3", "after step 3: resume there"), ("last", "before its first frame")]
+)
+def test_the_client_names_the_last_frame_of_a_stream_that_broke_off(
+    frames: str, words: str
+) -> None:
+    """Not the step of the progress after it, which has no fields to resume from."""
+    content = post(f"steps=5&frames={frames}", accept=FRAMES).content
+    last = content.index(b'{"event":"frame","step":5') - struct.calcsize("<II")
+    assert [event["step"] for event, _ in records(content[:last]) if "step" in event][-1] == 4
+    _, error = collect(content[:last])
+    assert isinstance(error, ConnectionFailed)
+    assert words in str(error)
+
+
 def test_rollouts_are_counted_but_are_no_request_latency() -> None:
     async def run() -> str:
         async with serving() as (client, _):
