@@ -35,6 +35,8 @@ class QueueCapacity:
         """Model -> level -> bytes that run before a new request: at most one batch of each waiting request."""
         self._seconds_per_byte: dict[str, float] = {}
         """By model, in full batches."""
+        self._slowdown = 1.0
+        """Factor of waits on account of the scheduler's jobs, such as turns of rollouts, that run between batches."""
         self._running: deque[float] = deque()
         """Expected seconds of each batch on the device, in order."""
         self._running_since = 0.0
@@ -94,7 +96,7 @@ class QueueCapacity:
             or self.total + fields > self._settings.max_queued_fields
         ):
             return False
-        own = ahead * kind.field_bytes * self._seconds_per_byte.get(model, 0.0)
+        own = ahead * kind.field_bytes * self._pace(model)
         wait = self.wait_seconds(model, kind.flow.level, arrival) + own
         if wait * _MARGIN > before - arrival:
             return False
@@ -195,8 +197,12 @@ class QueueCapacity:
         """
         latest = seconds / limit
         if model in self._seconds_per_byte:
-            latest = _SMOOTHING * latest + (1 - _SMOOTHING) * self._seconds_per_byte[model]
+            latest = _smoothed(self._seconds_per_byte[model], latest)
         self._seconds_per_byte[model] = latest
+
+    def note_jobs(self, seconds: float, batch_seconds: float) -> None:
+        """Record the seconds of jobs for which a batch of `batch_seconds` had to wait."""
+        self._slowdown = _smoothed(self._slowdown, 1.0 + seconds / max(batch_seconds, 1e-6))
 
     def wait_seconds(self, model: str, level: int, now: float) -> float:
         """Expected wait of new work: running batches, its model's queue, and other models' share meanwhile."""
@@ -212,15 +218,16 @@ class QueueCapacity:
     @property
     def drain_seconds(self) -> float:
         """Expected seconds until the queue is empty, bounded to 1..60, for Retry-After."""
-        queued = self._bytes.items()
-        return _bounded(
-            sum(size * self._seconds_per_byte.get(model, 0.0) for model, size in queued)
-        )
+        return _bounded(sum(size * self._pace(model) for model, size in self._bytes.items()))
 
     def _backlog(self, model: str, level: int) -> float:
         """Expected device seconds of the model's work that runs before a new request at this level."""
         ahead = sum(n for other, n in self._ahead.get(model, {}).items() if other <= level)
-        return ahead * self._seconds_per_byte.get(model, 0.0)
+        return ahead * self._pace(model)
+
+    def _pace(self, model: str) -> float:
+        """Expected seconds in which a byte of the model's queue runs."""
+        return self._seconds_per_byte.get(model, 0.0) * self._slowdown
 
     def check(self, model: str, version: str, fields: int) -> None:
         """Raises QueueFull if so many more fields of the model do not fit into the queue."""
@@ -267,6 +274,10 @@ class QueueCapacity:
         self._waiting[key] += fields
         self._bytes[model] += fields * kind.field_bytes
         self._ahead[model][kind.flow.level] += ahead * kind.field_bytes
+
+
+def _smoothed(before: float, latest: float) -> float:
+    return _SMOOTHING * latest + (1 - _SMOOTHING) * before
 
 
 def _bounded(seconds: float) -> float:

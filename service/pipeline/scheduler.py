@@ -295,7 +295,9 @@ class Scheduler:
         if was_job:
             self._jobs_lead += min(seconds, MOST_CHARGED_SECONDS)
         else:
-            self._jobs_lead = max(0.0, self._jobs_lead - seconds)
+            owed = min(self._jobs_lead, seconds)
+            self._jobs_lead -= owed
+            self._capacity.note_jobs(owed, seconds)
         self.on_free()
         try:
             finish(result)

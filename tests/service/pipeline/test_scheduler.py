@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from tests.clock import within
+from tests.service.pipeline import asking
 from tests.service.pipeline.bench import (
     BAD,
     LARGE,
@@ -30,6 +32,7 @@ from turbofno.service.errors import (
     QueueFull,
     Unavailable,
 )
+from turbofno.service.pipeline import deadlines
 from turbofno.service.pipeline import scheduler as scheduler_module
 
 pytestmark = [pytest.mark.timeout(20), pytest.mark.usefixtures("two_cores")]
@@ -168,6 +171,41 @@ def test_jobs_get_no_more_device_time_than_the_batches_that_wait(
 
     run()
     assert log.strip("J").startswith(2 * turn)
+
+
+def test_expected_waits_count_the_jobs_between_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, over = ManualClock(), False
+    for module in (scheduler_module, deadlines, asking):
+        monkeypatch.setattr(module, "time", clock)
+
+    def job() -> None:
+        clock.now += 0.125
+
+    @on_bench(max_batch_size=1)
+    async def run(bench: Bench) -> None:
+        nonlocal over
+        double = bench.model.run
+
+        def batch(fields: Fields) -> ModelOutput:
+            clock.now += 0.125
+            return double(fields)._replace(compute_seconds=0.125)
+
+        async def keep_busy() -> None:
+            while not over:
+                await bench.scheduler.run_on_device(job)
+
+        monkeypatch.setattr(bench.model, "run", batch)
+        busy = [asyncio.create_task(keep_busy()) for _ in range(2)]
+        await asyncio.gather(*[bench.submit(float(number)) for number in range(20)])
+        asked = [bench.submit(float(number), deadline=clock.now + 2.5) for number in range(30)]
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        over = True
+        await asyncio.gather(*busy)
+        ended = Counter(type(one) for one in outcomes)
+        assert ended.keys() == {PredictResult, QueueFull}, "none waits until it is too late"
+        assert ended[PredictResult] >= 8
+
+    run()
 
 
 @on_bench(max_batch_size=8)
