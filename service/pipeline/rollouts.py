@@ -50,8 +50,9 @@ class Rollouts:
         self._policy = policy
         self._metrics = metrics
         self._run_on_device = run_on_device
-        self._groups: dict[tuple[int, tuple[int, ...]], _Group] = {}
-        """By the id of the model's instance, since a reload makes a new one, and the shape of a field."""
+        self._groups: dict[tuple[int, tuple[int, ...], int], _Group] = {}
+        """By the id of the model's instance, since a reload makes a new one, and the shape of a field; a rollout that exceeds a
+        batch has a group of its own, by its id: others would wait until all its batches have run."""
 
     async def run(self, model: Steppable, request: RolloutRequest) -> AsyncGenerator[Frame]:
         """Yield the frames of one rollout; see Engine.rollout."""
@@ -74,10 +75,10 @@ class Rollouts:
 
     def _join(self, model: Steppable, member: _Member) -> _Group:
         fields = member.request.initial.fields
-        key = id(model), fields.shape[1:]
+        limit = self._policy.limit(fields.nbytes // len(fields), model=model.name)
+        key = id(model), fields.shape[1:], id(member) if member.size > limit else 0
         group = self._groups.get(key)
         if group is None:
-            limit = self._policy.limit(fields.nbytes // len(fields), model=model.name)
             group = self._groups[key] = _Group(model, limit, self._metrics, self._run_on_device)
             # What is logged there does not belong to the request that is served here.
             group.task = asyncio.create_task(

@@ -170,6 +170,18 @@ def test_more_than_a_batch_take_turns() -> None:
     asyncio.run(main())
 
 
+def test_a_rollout_waits_for_one_batch_of_another_that_exceeds_it() -> None:
+    async def main() -> None:
+        some, model = rollouts(limit=4), Counter()
+        large = asyncio.create_task(collect(some.run(model, job(0, 6, n=400))))
+        await until(lambda: len(model.turns) > 2)
+        await collect(some.run(model, job(0, 9)))
+        assert len(model.turns) < 50, "not all hundred batches of a step of the other"
+        await large
+
+    asyncio.run(main())
+
+
 def test_a_rollout_larger_than_a_batch_keeps_its_fields_in_order() -> None:
     async def main() -> None:
         some, model = rollouts(limit=4), Counter()
