@@ -391,7 +391,7 @@ class Scheduler:
         if self.failure:
             return DeviceLost(self.failure, retry_after=1.0)
         return Unavailable(
-            "the service stopped before this request could run; retry, another instance may answer",
+            "the service stopped before this request was done; retry, another instance may answer",
             retry_after=1.0,
         )
 
