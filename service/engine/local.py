@@ -75,7 +75,7 @@ class LocalEngine:
         self._capacity = capacity
         self._max_gradient_bytes = settings.max_gradient_bytes
         policy = Policy.of(settings)
-        self._rollouts = Rollouts(policy, metrics, self._scheduler.run_on_device)
+        self._rollouts = Rollouts(policy, metrics, self._scheduler.time_on_device)
         self._repository = Repository(
             settings,
             metrics,

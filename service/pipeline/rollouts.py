@@ -32,8 +32,8 @@ from turbofno.service.errors import (
 from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline.batcher import Policy
 
-RunOnDevice = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""Scheduler.run_on_device."""
+TimeOnDevice = Callable[[Callable[[], Any]], Awaitable[tuple[Any, float]]]
+"""Scheduler.time_on_device."""
 
 logger = logging.getLogger(__name__)
 
@@ -46,10 +46,10 @@ _MAX_STEPS = 64
 class Rollouts:
     """All rollouts of an engine. For the event loop only."""
 
-    def __init__(self, policy: Policy, metrics: Metrics, run_on_device: RunOnDevice) -> None:
+    def __init__(self, policy: Policy, metrics: Metrics, time_on_device: TimeOnDevice) -> None:
         self._policy = policy
         self._metrics = metrics
-        self._run_on_device = run_on_device
+        self._time_on_device = time_on_device
         self._groups: dict[tuple[int, tuple[int, ...], int], _Group] = {}
         """By the id of the model's instance, since a reload makes a new one, and the shape of a field; a rollout that exceeds a
         batch has a group of its own, by its id: others would wait until all its batches have run."""
@@ -79,7 +79,7 @@ class Rollouts:
         key = id(model), fields.shape[1:], id(member) if member.size > limit else 0
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = _Group(model, limit, self._metrics, self._run_on_device)
+            group = self._groups[key] = _Group(model, limit, self._metrics, self._time_on_device)
             # What is logged there does not belong to the request that is served here.
             group.task = asyncio.create_task(
                 group.run(partial(self._groups.pop, key)), context=Context()
@@ -197,7 +197,7 @@ class _Group:
     model: Steppable
     limit: int
     metrics: Metrics
-    run_on_device: RunOnDevice
+    time_on_device: TimeOnDevice
     members: list[_Member] = field(default_factory=list)
     """The one that has waited longest comes first."""
     suspects: list[_Member] = field(default_factory=list)
@@ -271,7 +271,7 @@ class _Group:
                     # Its client left.
                     return
                 work = partial(self.model.advance, states, wanted, steps=steps)
-                turn, taken = await self.run_on_device(partial(_timed, work))
+                turn, taken = await self.time_on_device(work)
                 turns.append(turn)
                 seconds += taken
         except Exception as error:
@@ -321,7 +321,7 @@ class _Group:
             fatal = error
         elif out_of_memory(error):
             release_frames(error)
-            await self.run_on_device(self.model.free_memory)
+            await self.time_on_device(self.model.free_memory)
             if self.limit > 1 or self.steps > 1:
                 self.limit, self.steps = max(1, self.limit // 2), 1
                 return
@@ -345,13 +345,6 @@ class _Group:
             )
         for member in chosen:
             member.fail(fatal)
-
-
-def _timed(work: Callable[[], Turn]) -> tuple[Turn, float]:
-    """Its result, and the seconds that it took on the device thread: waiting for the device is not part of a turn."""
-    started = time.perf_counter()
-    turn = work()
-    return turn, time.perf_counter() - started
 
 
 def _concatenate(parts: list[NDArray[np.float32]], axis: int = 0) -> NDArray[np.float32]:

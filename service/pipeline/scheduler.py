@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from turbofno.service.engine.interface import NO_FIELDS, PredictResult
 from turbofno.service.errors import (
@@ -27,13 +27,16 @@ from turbofno.service.pipeline.memory_limits import MemoryLimits
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.pipeline.short_starts import ShortStarts
 from turbofno.service.pipeline.ticket import CANCELLED, Slice, Ticket, by_kind
-from turbofno.service.pipeline.worker import Done, Start, Worker
+from turbofno.service.pipeline.worker import Start, Worker
 from turbofno.service.settings import Settings, env_name
 from turbofno.service.system import cores
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+Finish: TypeAlias = Callable[[T | BaseException, float], None]
+"""Receives the result of work, or its error, and the seconds that it took on the device."""
 
 SHORT_SECONDS = 0.01
 """On a single core, a batch expected to take no longer runs on the event loop: another thread would use the same core
@@ -141,9 +144,14 @@ class Scheduler:
 
     async def run_on_device(self, work: Callable[[], T]) -> T:
         """Run `work` on the device thread, alternating with batches, and return its result or raise its error."""
+        result, _ = await self.time_on_device(work)
+        return result
+
+    async def time_on_device(self, work: Callable[[], T]) -> tuple[T, float]:
+        """As `run_on_device`; also return the seconds that it took, without waits for batches before it."""
         if self.failure or self._closed:
             raise self._unavailable()
-        future: asyncio.Future[T] = self._loop.create_future()
+        future: asyncio.Future[tuple[T, float]] = self._loop.create_future()
         self._jobs.append((work, future))
         self._schedule_pump()
         return await future
@@ -250,7 +258,7 @@ class Scheduler:
     def _dispatch(
         self,
         work: Start[T],
-        finish: Done[T],
+        finish: Finish[T],
         attempt: Callable[[], Callable[[], T] | None] | None = None,
         *,
         is_job: bool = False,
@@ -271,7 +279,7 @@ class Scheduler:
 
         self._worker.submit(work, done, attempt)
 
-    def _run_inline(self, work: Start[T], finish: Done[T]) -> None:
+    def _run_inline(self, work: Start[T], finish: Finish[T]) -> None:
         """Run a batch on the event loop. The next one starts in a later iteration, after pending I/O."""
         self._in_flight += 1
         began = time.monotonic()
@@ -285,7 +293,7 @@ class Scheduler:
 
     def _after(
         self,
-        finish: Done[T],
+        finish: Finish[T],
         result: T | BaseException,
         seconds: float,
         was_job: bool,
@@ -300,13 +308,15 @@ class Scheduler:
             self._capacity.note_jobs(owed, seconds)
         self.on_free()
         try:
-            finish(result)
+            finish(result, seconds)
         finally:
             if self._live or self._jobs:
                 # While the device has other work, answers are sent before the next start.
                 (self._schedule_pump if self._in_flight else go_on)()
 
-    def _finish_job(self, future: asyncio.Future[T], result: T | BaseException) -> None:
+    def _finish_job(
+        self, future: asyncio.Future[tuple[T, float]], result: T | BaseException, seconds: float
+    ) -> None:
         # It may have freed models, or captured graphs that evicted others.
         self._short_starts.forget()
         if isinstance(result, DeviceLost):
@@ -316,9 +326,11 @@ class Scheduler:
         if isinstance(result, BaseException):
             future.set_exception(result)
         else:
-            future.set_result(result)
+            future.set_result((result, seconds))
 
-    def _finish_batch(self, report: BatchReport, result: BatchReport | BaseException) -> None:
+    def _finish_batch(
+        self, report: BatchReport, result: BatchReport | BaseException, _seconds: float
+    ) -> None:
         """End a batch, which gave its report, or an error instead."""
         self._capacity.end_batch(time.monotonic())
         if failed := isinstance(result, BaseException):

@@ -15,11 +15,13 @@ import pytest
 
 from tests.draws import generator
 from tests.service.pipeline.asking import ask, queued
+from tests.service.pipeline.bench import ManualClock
 from tests.service.waiting import until
 from turbofno.service.engine.interface import Fields, PredictRequest, PredictResult
 from turbofno.service.engine.runnable import ModelOutput, Ran
 from turbofno.service.errors import DeviceLost, InferenceFailed, Unavailable
 from turbofno.service.metrics import Metrics
+from turbofno.service.pipeline import scheduler as scheduler_module
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.pipeline.scheduler import Scheduler
 from turbofno.service.settings import Settings
@@ -260,5 +262,29 @@ def test_a_job_waits_while_a_batch_waits_to_be_full_if_jobs_had_more_time() -> N
             device.ends.put(None)
             device.ends.put(None)
             await asyncio.gather(*tasks, job)
+
+    asyncio.run(main())
+
+
+def test_the_seconds_of_a_job_are_without_its_wait_for_the_batch_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, batch_is_over = ManualClock(), threading.Event()
+    monkeypatch.setattr(scheduler_module, "time", clock)
+
+    async def main() -> None:
+        async with running(2, max_batch_size=1) as (scheduler, device):
+            device.blocked = True
+            batch = submit(scheduler, device, [1.0])
+            await until(lambda: device.log == ["start 0"])
+            # As on a GPU, where a job's kernels run after those of the batch.
+            job = asyncio.create_task(scheduler.time_on_device(lambda: batch_is_over.wait(10)))
+            await until(lambda: scheduler.supplied)
+            clock.now += 10.0
+            device.ends.put(None)
+            await batch
+            clock.now += 0.5
+            batch_is_over.set()
+            assert await job == (True, 0.5)
 
     asyncio.run(main())

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from tests.service.pipeline.bench import ManualClock
 from turbofno.service.engine import interface
 from turbofno.service.engine.interface import Fields, Frame, PredictRequest, RolloutRequest
 from turbofno.service.engine.runnable import Turn
@@ -63,9 +62,9 @@ class Counter:
         self.freed += 1
 
 
-async def at_once(work: Callable[[], Any]) -> Any:
+async def at_once(work: Callable[[], Any]) -> tuple[Any, float]:
     await asyncio.sleep(0)
-    return work()
+    return work(), 0.001
 
 
 def rollouts(limit: int = 8) -> Rollouts:
@@ -239,41 +238,35 @@ def test_a_blow_up_names_its_step_after_all_frames_before_and_spares_its_mates()
 
 
 class Slow(Counter):
-    """Takes 2**-10 s by the clock for each field and step."""
+    """Takes 2**-10 s for each field and step."""
 
-    def __init__(self, clock: ManualClock) -> None:
+    def __init__(self, *, waits: float = 0.0) -> None:
         super().__init__()
-        self._clock = clock
+        self._waits = waits
 
-    def advance(self, states: list[State], wanted: list[list[int]], *, steps: int) -> Turn:
-        turn = super().advance(states, wanted, steps=steps)
-        self._clock.now += 2**-10 * sum(map(len, states)) * steps
-        return turn
+    async def time_on_device(self, work: Callable[[], Any]) -> tuple[Any, float]:
+        await asyncio.sleep(self._waits)
+        result = work()
+        fields, steps = self.turns[-1]
+        return result, 2**-10 * fields * steps
 
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
-    clock = ManualClock()
-    monkeypatch.setattr("turbofno.service.pipeline.rollouts.time", clock)
-    return clock
+    def rollouts(self) -> Rollouts:
+        return Rollouts(Policy(32, 1 << 30), Metrics(), self.time_on_device)
 
 
-def test_a_turn_that_waits_for_other_work_on_the_device_is_as_long(clock: ManualClock) -> None:
-    async def behind_others(work: Callable[[], Any]) -> Any:
-        clock.now += 1.0
-        return await at_once(work)
-
+def test_a_turn_that_waits_for_other_work_on_the_device_is_as_long() -> None:
     async def main() -> None:
-        some, model = Rollouts(Policy(8, 1 << 30), Metrics(), behind_others), Slow(clock)
-        await collect(some.run(model, job(0, 200, every=0)))
+        model = Slow(waits=0.03)
+        await collect(model.rollouts().run(model, job(0, 200, every=0)))
         assert (1, 20) in model.turns
 
     asyncio.run(main())
 
 
-def test_a_turn_is_no_longer_when_others_join(clock: ManualClock) -> None:
+def test_a_turn_is_no_longer_when_others_join() -> None:
     async def main() -> None:
-        some, model = rollouts(limit=32), Slow(clock)
+        model = Slow()
+        some = model.rollouts()
         first = asyncio.create_task(collect(some.run(model, job(0, 200, every=0))))
         await until(lambda: (1, 20) in model.turns)
         for n in (15, 16):
