@@ -66,18 +66,6 @@ from turbofno.service.runtime import repository
 
 repository.load_model = lambda *_, **__: time.sleep(600)
 """
-WARN = """
-import warnings
-from turbofno.service.runtime import repository
-
-load = repository.load_model
-
-def warned(*given, **more):
-    warnings.warn("The NVIDIA driver is too old")
-    return load(*given, **more)
-
-repository.load_model = warned
-"""
 BODY = json.dumps({"inputs": {"u0": [0.5] * 16}}).encode()
 
 
@@ -349,15 +337,6 @@ def test_unread_responses_block_new_requests_until_they_are_read(tmp_path: Path)
 def test_misspelt_variable_is_logged(repository: Path) -> None:
     with running(repository, max_batchsize=3) as server:
         assert "did you mean TURBOFNO_MAX_BATCH_SIZE?" in server.log[0]
-
-
-def test_a_librarys_warning_is_a_line_of_the_log(repository: Path) -> None:
-    with running(repository, before=WARN, log_format="json") as server:
-        until_ready(server)
-    lines = [json.loads(line) for line in server.log if line.startswith("{")]
-    (found,) = [line for line in lines if "driver is too old" in line["message"]]
-    assert (found["level"], found["logger"]) == ("warning", "py.warnings")
-    assert not any("driver" in line for line in server.log if not line.startswith("{"))
 
 
 def test_wrong_repository_fails_the_start_with_its_reason(tmp_path: Path) -> None:
