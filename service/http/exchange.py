@@ -256,16 +256,17 @@ class Exchange(Call):
             head, body = self._head(reply), self._body(reply)
             self.response_started = True
             self.sent = reply.size if body else 0
-            for portion in self._portions((head, *body)):
+            for portion in self._portions((head, *body), self.sent):
                 transport.writelines(portion)
                 if flow.write_paused:
                     await self._drain(reply)
             if stream is not None:
                 async for piece in stream:
                     self.sent += len(piece)
-                    transport.writelines(self._chunk(piece))
-                    if flow.write_paused:
-                        await flow.drain()
+                    for portion in self._portions(self._chunk(piece), len(piece)):
+                        transport.writelines(portion)
+                        if flow.write_paused:
+                            await flow.drain()
                 if self.chunked:
                     transport.write(b"0\r\n\r\n")
             if not self.disconnected:
@@ -274,9 +275,9 @@ class Exchange(Call):
             if stream is not None:
                 await stream.aclose()
 
-    def _portions(self, parts: Sequence[Bytes]) -> Sequence[Sequence[Bytes]]:
-        """The parts of a reply as they are written."""
-        if self.sent <= _TLS_BYTES or self._edge.transport.get_extra_info("sslcontext") is None:
+    def _portions(self, parts: Sequence[Bytes], size: int) -> Sequence[Sequence[Bytes]]:
+        """The parts of a reply, with `size` bytes of its body, as they are written."""
+        if size <= _TLS_BYTES or self._edge.transport.get_extra_info("sslcontext") is None:
             return (parts,)
         return [
             [memoryview(part)[start : start + _TLS_BYTES]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import signal
 import socket
@@ -20,7 +21,7 @@ import pytest
 from tests.clock import within
 from tests.e2e.server_process import ServerProcess, limited
 from tests.service.processes.running import until
-from tests.service.tiny import save_tiny
+from tests.service.tiny import rollable_module, save_rollable, save_tiny
 from turbofno.service.http.tls import tls_options
 from turbofno.service.settings import Settings
 from turbofno_client import Client, ConnectionFailed, TurboFNOError
@@ -247,6 +248,37 @@ def test_a_large_answer_over_tls_is_held_until_it_is_read_and_dropped_if_it_is_n
         assert time.monotonic() - began > 3.5, "longer than an idle connection lives"
         asked()
         assert metric("turbofno_inflight_bytes") > len(body)
+        until(lambda: metric('turbofno_rejections_total{model="",reason="unread"}') == 1, 10)
+        assert metric("turbofno_inflight_bytes") == 0
+        assert server.stop() == 0, server.tail()
+
+
+def test_a_large_frame_over_tls_is_held_until_it_is_read_and_dropped_if_it_is_not(
+    certificates: Path, tmp_path: Path
+) -> None:
+    """As whole answers above."""
+    known = trusting(certificates)
+    save_rollable(tmp_path / "repository", rollable_module())
+    most = ("--max-fields-per-request", "32768", "--max-queued-fields-per-model", "32768")
+    words = ("--keep-alive-seconds", "2", "--max-queued-fields", "32768", *most)
+    with io.BytesIO() as array:
+        np.save(array, np.zeros((32768, 1, 64), "<f4"))
+        body = array.getvalue()
+    head = (
+        "POST /v1/models/tiny-flow:rollout?steps=1 HTTP/1.1\r\nHost: localhost\r\nAccept: application/vnd.turbofno.frames\r\n"
+        f"Content-Type: application/x-npy\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    with over_tls(certificates, tmp_path, *words) as server, ExitStack() as opened:
+
+        def metric(name: str) -> float:
+            lines = httpx.get(f"{server.url}/metrics", verify=known).text.splitlines()
+            return next(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+        plain = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 17)
+        connection = opened.enter_context(known.wrap_socket(plain, server_hostname="127.0.0.1"))
+        connection.sendall(head.encode() + body)
+        assert connection.recv(12) == b"HTTP/1.1 200"
         until(lambda: metric('turbofno_rejections_total{model="",reason="unread"}') == 1, 10)
         assert metric("turbofno_inflight_bytes") == 0
         assert server.stop() == 0, server.tail()
