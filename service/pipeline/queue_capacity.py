@@ -204,6 +204,10 @@ class QueueCapacity:
         """Record the seconds of jobs for which a batch of `batch_seconds` had to wait."""
         self._slowdown = _smoothed(self._slowdown, 1.0 + seconds / max(batch_seconds, 1e-6))
 
+    def forget_jobs(self) -> None:
+        """Expect no jobs between batches: those that were noted are over."""
+        self._slowdown = 1.0
+
     def wait_seconds(self, model: str, level: int, now: float) -> float:
         """Expected wait of new work: running batches, its model's queue, and other models' share meanwhile."""
         if not (self.total or self._running):

@@ -129,6 +129,8 @@ class Scheduler:
                 self._refuse(ticket, self._unavailable())
             return
         groups, busy = by_kind(block), self._live or self._jobs or self._in_flight
+        if not busy:
+            self._capacity.forget_jobs()
         if at_once and len(groups) == 1 and not busy and self._start_at_once(block):
             return
         for _, tickets in groups:

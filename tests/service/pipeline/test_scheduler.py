@@ -205,6 +205,11 @@ def test_expected_waits_count_the_jobs_between_batches(monkeypatch: pytest.Monke
         assert ended.keys() == {PredictResult, QueueFull}, "none waits until it is too late"
         assert ended[PredictResult] >= 8
 
+        asked = [bench.submit(float(number), deadline=clock.now + 2.5) for number in range(30)]
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        served = sum(isinstance(one, PredictResult) for one in outcomes)
+        assert served >= 18, "the jobs are over"
+
     run()
 
 
