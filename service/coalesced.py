@@ -21,10 +21,14 @@ class Coalesced(Generic[T]):
 
     async def __call__(self) -> T:
         """The result of a run that begins after this call."""
-        if self._due is None:
-            self._due = asyncio.create_task(self._run())
+        run = self._due
+        if run is None:
+            run = self._due = asyncio.create_task(self._run())
+            # If all callers leave, nobody else retrieves its error, which asyncio would log.
+            run.add_done_callback(lambda run: run.cancelled() or run.exception())
         # A caller that leaves does not end the run of the others.
-        return await asyncio.shield(self._due)
+        await asyncio.wait((run,))
+        return run.result()
 
     async def _run(self) -> T:
         async with self._turn:

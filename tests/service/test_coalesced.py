@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -58,6 +59,29 @@ def test_an_error_reaches_all_callers_and_the_next_run_is_a_new_one() -> None:
         found = await asyncio.gather(coalesced(), coalesced(), return_exceptions=True)
         assert [type(one) for one in found] == [ValueError, ValueError]
         assert await coalesced() == "yes"
+
+    asyncio.run(main())
+
+
+def test_an_error_of_a_run_whose_callers_left_is_not_logged() -> None:
+    async def main() -> None:
+        logged: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, about: logged.append(about))
+        begun, end = asyncio.Event(), asyncio.Event()
+
+        async def work() -> None:
+            begun.set()
+            await end.wait()
+            raise ValueError("no")
+
+        caller = asyncio.ensure_future(Coalesced(work)())
+        await begun.wait()
+        caller.cancel()
+        await asyncio.wait([caller])
+        end.set()
+        await asyncio.sleep(0.01)
+        gc.collect()
+        assert not logged
 
     asyncio.run(main())
 
