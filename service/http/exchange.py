@@ -256,17 +256,21 @@ class Exchange(Call):
             head, body = self._head(reply), self._body(reply)
             self.response_started = True
             self.sent = reply.size if body else 0
-            for portion in self._portions((head, *body), self.sent):
+            for portion in (portions := self._portions((head, *body), self.sent)):
                 transport.writelines(portion)
                 if flow.write_paused:
                     await self._drain(reply)
+                elif portion is not portions[-1]:
+                    await asyncio.sleep(0)
             if stream is not None:
                 async for piece in stream:
                     self.sent += len(piece)
-                    for portion in self._portions(self._chunk(piece), len(piece)):
+                    for portion in (portions := self._portions(self._chunk(piece), len(piece))):
                         transport.writelines(portion)
                         if flow.write_paused:
                             await flow.drain()
+                        elif portion is not portions[-1]:
+                            await asyncio.sleep(0)
                 if self.chunked:
                     transport.write(b"0\r\n\r\n")
             if not self.disconnected:
@@ -276,7 +280,9 @@ class Exchange(Call):
                 await stream.aclose()
 
     def _portions(self, parts: Sequence[Bytes], size: int) -> Sequence[Sequence[Bytes]]:
-        """The parts of a reply, with `size` bytes of its body, as they are written."""
+        """The parts of a reply, with `size` bytes of its body, as they are written: others are served between portions, and a
+        client that leaves is noticed.
+        """
         if size <= _TLS_BYTES or self._edge.transport.get_extra_info("sslcontext") is None:
             return (parts,)
         return [

@@ -247,8 +247,11 @@ def test_a_large_answer_over_tls_is_held_until_it_is_read_and_dropped_if_it_is_n
             time.sleep(0.005)
         assert time.monotonic() - began > 3.5, "longer than an idle connection lives"
         asked()
-        assert metric("turbofno_inflight_bytes") > len(body)
+        until(lambda: metric("turbofno_inflight_bytes") > len(body), 10)
         until(lambda: metric('turbofno_rejections_total{model="",reason="unread"}') == 1, 10)
+        for _ in range(4):
+            asked().close()
+        until(lambda: server.log.read_text().count("status=499") == 5, 10)
         assert metric("turbofno_inflight_bytes") == 0
         assert server.stop() == 0, server.tail()
 
