@@ -256,21 +256,11 @@ class Exchange(Call):
             head, body = self._head(reply), self._body(reply)
             self.response_started = True
             self.sent = reply.size if body else 0
-            for portion in (portions := self._portions((head, *body), self.sent)):
-                transport.writelines(portion)
-                if flow.write_paused:
-                    await self._drain(reply)
-                elif portion is not portions[-1]:
-                    await asyncio.sleep(0)
+            await self._write((head, *body), self.sent, reply)
             if stream is not None:
                 async for piece in stream:
                     self.sent += len(piece)
-                    for portion in (portions := self._portions(self._chunk(piece), len(piece))):
-                        transport.writelines(portion)
-                        if flow.write_paused:
-                            await flow.drain()
-                        elif portion is not portions[-1]:
-                            await asyncio.sleep(0)
+                    await self._write(self._chunk(piece), len(piece), reply)
                 if self.chunked:
                     transport.write(b"0\r\n\r\n")
             if not self.disconnected:
@@ -279,17 +269,23 @@ class Exchange(Call):
             if stream is not None:
                 await stream.aclose()
 
-    def _portions(self, parts: Sequence[Bytes], size: int) -> Sequence[Sequence[Bytes]]:
-        """The parts of a reply, with `size` bytes of its body, as they are written: others are served between portions, and a
+    async def _write(self, parts: Sequence[Bytes], size: int, reply: Reply) -> None:
+        """Write parts of a reply, with `size` bytes of its body. Over TLS others are served between portions of them, and a
         client that leaves is noticed.
         """
-        if size <= _TLS_BYTES or self._edge.transport.get_extra_info("sslcontext") is None:
-            return (parts,)
-        return [
-            [memoryview(part)[start : start + _TLS_BYTES]]
-            for part in parts
-            for start in range(0, len(part), _TLS_BYTES)
-        ]
+        flow, transport, portions = self._edge.flow, self._edge.transport, [parts]
+        if size > _TLS_BYTES and transport.get_extra_info("sslcontext"):
+            portions = [
+                [memoryview(part)[start : start + _TLS_BYTES]]
+                for part in parts
+                for start in range(0, len(part), _TLS_BYTES)
+            ]
+        for portion in portions:
+            transport.writelines(portion)
+            if flow.write_paused:
+                await self._drain(reply)
+            elif portion is not portions[-1]:
+                await asyncio.sleep(0)
 
     async def _drain(self, reply: Reply) -> None:
         """Wait until the client has read enough; meanwhile a whole reply's bytes are held, instead of the body's."""
