@@ -36,6 +36,7 @@ pytestmark = [
 ]
 
 KEY = "alice-0123456789abcdef"
+UNREAD = 'turbofno_rejections_total{model="",reason="unread"}'
 FIELD = np.sin(np.linspace(0, 6, 16, dtype=np.float32)).reshape(1, 1, 16)
 
 
@@ -78,6 +79,21 @@ def trusting(certificates: Path, client: str | None = None) -> ssl.SSLContext:
     if client is not None:
         context.load_cert_chain(certificates / f"{client}.pem", certificates / f"{client}.key")
     return context
+
+
+def connect(
+    server: ServerProcess, known: ssl.SSLContext, opened: ExitStack, *, unread: int = 0
+) -> ssl.SSLSocket:
+    """A TLS connection, whose client's socket takes about `unread` bytes that it has not read, if that is given."""
+    plain = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    if unread:
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, unread)
+    return opened.enter_context(known.wrap_socket(plain, server_hostname="127.0.0.1"))
+
+
+def metric(server: ServerProcess, known: ssl.SSLContext, name: str) -> float:
+    lines = httpx.get(f"{server.url}/metrics", verify=known).text.splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith(name))
 
 
 def test_keys_and_client_certificates_on_a_real_server(certificates: Path, tmp_path: Path) -> None:
@@ -183,10 +199,6 @@ def test_a_refused_connection_does_not_count_until_its_client_ends_tls(
     server = over_tls(certificates, tmp_path, "--max-connections", "3")
     with server, ExitStack() as opened:
 
-        def connected() -> ssl.SSLSocket:
-            plain = socket.create_connection(("127.0.0.1", server.port), timeout=10)
-            return opened.enter_context(known.wrap_socket(plain, server_hostname="127.0.0.1"))
-
         def status(connection: ssl.SSLSocket) -> int:
             with suppress(ConnectionError, ssl.SSLError):
                 connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -196,14 +208,14 @@ def test_a_refused_connection_does_not_count_until_its_client_ends_tls(
             found: list[ssl.SSLSocket] = []
 
             def one_more() -> bool:
-                found.append(connected())
+                found.append(connect(server, known, opened))
                 return status(found[-1]) == 200
 
             until(one_more, 10)
             return found[-1]
 
         first, *_ = [accepted() for _ in range(3)]
-        assert status(connected()) == 503
+        assert status(connect(server, known, opened)) == 503
         first.close()
         accepted()
         assert server.stop() == 0, server.tail()
@@ -226,14 +238,8 @@ def test_a_large_answer_over_tls_is_held_until_it_is_read_and_dropped_if_it_is_n
     server = over_tls(certificates, tmp_path, *words)
     with server, ExitStack() as opened:
 
-        def metric(name: str) -> float:
-            lines = httpx.get(f"{server.url}/metrics", verify=known).text.splitlines()
-            return next(float(line.split()[-1]) for line in lines if line.startswith(name))
-
         def asked() -> ssl.SSLSocket:
-            plain = socket.create_connection(("127.0.0.1", server.port), timeout=10)
-            plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 17)
-            connection = opened.enter_context(known.wrap_socket(plain, server_hostname="127.0.0.1"))
+            connection = connect(server, known, opened, unread=1 << 17)
             connection.sendall(head.encode() + body)
             assert connection.recv(12) == b"HTTP/1.1 200"
             return connection
@@ -247,12 +253,12 @@ def test_a_large_answer_over_tls_is_held_until_it_is_read_and_dropped_if_it_is_n
             time.sleep(0.005)
         assert time.monotonic() - began > 3.5, "longer than an idle connection lives"
         asked()
-        until(lambda: metric("turbofno_inflight_bytes") > len(body), 10)
-        until(lambda: metric('turbofno_rejections_total{model="",reason="unread"}') == 1, 10)
+        until(lambda: metric(server, known, "turbofno_inflight_bytes") > len(body), 10)
+        until(lambda: metric(server, known, UNREAD) == 1, 10)
         for _ in range(4):
             asked().close()
         until(lambda: server.log.read_text().count("status=499") == 5, 10)
-        assert metric("turbofno_inflight_bytes") == 0
+        assert metric(server, known, "turbofno_inflight_bytes") == 0
         assert server.stop() == 0, server.tail()
 
 
@@ -272,18 +278,11 @@ def test_a_large_frame_over_tls_is_held_until_it_is_read_and_dropped_if_it_is_no
         f"Content-Type: application/x-npy\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     with over_tls(certificates, tmp_path, *words) as server, ExitStack() as opened:
-
-        def metric(name: str) -> float:
-            lines = httpx.get(f"{server.url}/metrics", verify=known).text.splitlines()
-            return next(float(line.split()[-1]) for line in lines if line.startswith(name))
-
-        plain = socket.create_connection(("127.0.0.1", server.port), timeout=10)
-        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 17)
-        connection = opened.enter_context(known.wrap_socket(plain, server_hostname="127.0.0.1"))
+        connection = connect(server, known, opened, unread=1 << 17)
         connection.sendall(head.encode() + body)
         assert connection.recv(12) == b"HTTP/1.1 200"
-        until(lambda: metric('turbofno_rejections_total{model="",reason="unread"}') == 1, 10)
-        assert metric("turbofno_inflight_bytes") == 0
+        until(lambda: metric(server, known, UNREAD) == 1, 10)
+        assert metric(server, known, "turbofno_inflight_bytes") == 0
         assert server.stop() == 0, server.tail()
 
 
