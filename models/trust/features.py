@@ -78,9 +78,24 @@ def spectrum_of(field: Tensor) -> Spectrum:
     if grid != field.shape[2:]:
         field = _AVERAGES[len(grid)](field, grid)
     if fft.is_preferred(field, in_graph=True):
-        # torch.fft, if it is as fast, multiplies in a pass of its own
-        return Spectrum(fft.rfftn(field, dim=axes), 1 / math.prod(grid), grid)
+        # torch.fft, if it runs, multiplies in a pass of its own
+        backend = backend_of("rfftn", field, dim=axes)
+        return Spectrum(fft.rfftn(field, dim=axes, backend=backend), 1 / math.prod(grid), grid)
     return Spectrum(torch.fft.rfftn(field, dim=axes, norm="forward"), 1.0, grid)
+
+
+def backend_of(
+    name: str, x: Tensor, *, dim: tuple[int, ...] | None = None, modes: int | None = None
+) -> str:
+    """The backend of a transform of `turbofno_ops.fft`: its kernels wherever they run, even if torch.fft is as fast.
+
+    cuFFT makes a plan for each batch size and grid, which delays the first batch. If several processes share the GPU, the
+    first kernel of a new plan may fail with an illegal memory access on any stream but the default one.
+    """
+    try:
+        return fft.explain(name, x, dim=dim, modes=modes, backend="kernels").backend
+    except ValueError:
+        return "torch"
 
 
 def features(field: Tensor, scale: Tensor, spectrum: Spectrum | None = None) -> Tensor:

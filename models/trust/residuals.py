@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from turbofno.models.trust.features import lowest_rows
+from turbofno.models.trust.features import backend_of, lowest_rows
 from turbofno.models.trust.tables import cached_table
 from turbofno.models.zoo.pde.navier_stokes import paper_forcing
 from turbofno_ops import fft
@@ -43,20 +43,19 @@ def burgers(
     `spectrum` is that of u0 on its grid, if it is known: [n, 1, ...].
     """
     kept = min(_BURGERS_MODES, (u0.shape[-1] - 1) // 2)
-    few = 4 * kept
-    ik, antiderivative, heat = _burgers_tables(kept, nu, time, u0.device)
+    tables = _burgers_tables(kept, nu, time, u0.device)
     if spectrum is not None and fft.is_preferred(u0, in_graph=True):
         before = spectrum.low((kept + 1,))[:, 0].to(torch.complex128)
     else:
         before = _first_modes(u0, kept + 1)
     after = _first_modes(u, kept + 1)
     mean = before[:, :1].real
-    exponent = torch.fft.irfft(before * antiderivative, n=few, norm="forward")
+    exponent = tables.points_of(before * tables.antiderivative)
     phi = (exponent - exponent.amax(1, keepdim=True)).exp_()
-    later = torch.fft.rfft(phi, norm="forward")[:, : kept + 1] * heat
-    phi, slope = torch.fft.irfft(torch.stack([later, later * ik]), n=few, norm="forward").unbind(0)
-    expected = torch.fft.rfft(mean - 2 * nu * slope / phi, norm="forward")[:, : kept + 1]
-    expected = expected * torch.exp(ik * (-time * mean))
+    later = tables.modes_of(phi) * tables.heat
+    phi, slope = tables.points_of(torch.stack([later, later * tables.ik])).unbind(0)
+    expected = tables.modes_of(mean - 2 * nu * slope / phi)
+    expected = expected * torch.exp(tables.ik * (-time * mean))
     return _relative(after - expected, expected).to(u.dtype)
 
 
@@ -66,7 +65,8 @@ def _first_modes(u: Tensor, count: int) -> Tensor:
     Computed in float64, but in float32 where the kernels of `turbofno_ops.fft` are preferred for u.
     """
     if fft.is_preferred(u, in_graph=True):
-        return fft.rfft(u, norm="forward", modes=count).to(torch.complex128)
+        backend = backend_of("rfft", u, modes=count)
+        return fft.rfft(u, norm="forward", modes=count, backend=backend).to(torch.complex128)
     return torch.fft.rfft(u.double(), norm="forward")[..., :count]
 
 
@@ -198,17 +198,48 @@ def _ratio(part: Tensor, whole: Tensor) -> Tensor:
     return part / whole.clamp_min(torch.finfo(whole.dtype).tiny)
 
 
+class _ColeHopf(NamedTuple):
+    """Factors of the modes 0 to `kept`, and matrices that transform them to 4 * kept points and back, in float64.
+
+    Matrices, since torch.fft would make a plan for each batch size on a GPU (see `backend_of`).
+    """
+
+    ik: Tensor
+    antiderivative: Tensor
+    """From u0 to the exponent of phi."""
+    heat: Tensor
+    """Decay in the heat equation."""
+    to_points: Tensor
+    """[2 (kept + 1), points]: real and imaginary part of a mode are next to each other."""
+    to_modes: Tensor
+    """[points, 2 (kept + 1)]."""
+
+    def points_of(self, modes: Tensor) -> Tensor:
+        return torch.view_as_real(modes).flatten(-2) @ self.to_points
+
+    def modes_of(self, points: Tensor) -> Tensor:
+        return torch.view_as_complex((points @ self.to_modes).unflatten(-1, (-1, 2)))
+
+
 @cached_table(16)
-def _burgers_tables(
-    kept: int, nu: float, time: float, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
-    """i k; the factors from u0 to the exponent of phi; the decay of each mode in the heat equation."""
-    k = 2 * math.pi * torch.arange(kept + 1, dtype=torch.float64)
-    ik = torch.complex(torch.zeros_like(k), k)
-    antiderivative = torch.complex(torch.zeros_like(k), 1 / (2 * nu * k))
+def _burgers_tables(kept: int, nu: float, time: float, device: torch.device) -> _ColeHopf:
+    wavenumbers, points = torch.arange(kept + 1, dtype=torch.float64), 4 * kept
+    k = 2 * math.pi * wavenumbers
+    zeros = torch.zeros_like(k)
+    antiderivative = torch.complex(zeros, 1 / (2 * nu * k))
     antiderivative[0] = 0
-    heat = torch.exp(-nu * time * k**2)
-    return ik.to(device), antiderivative.to(device), heat.to(device)
+    angles = torch.outer(k, torch.arange(points, dtype=torch.float64) / points)
+    waves = torch.stack([angles.cos(), -angles.sin()], dim=1)
+    # each mode but the first stands for its conjugate, too
+    to_points = torch.where(wavenumbers > 0, 2.0, 1.0)[:, None, None] * waves
+    tables = _ColeHopf(
+        torch.complex(zeros, k),
+        antiderivative,
+        torch.exp(-nu * time * k**2),
+        to_points.flatten(0, 1),
+        (waves / points).flatten(0, 1).T.contiguous(),
+    )
+    return _ColeHopf(*(table.to(device) for table in tables))
 
 
 class _DarcyAxis(NamedTuple):

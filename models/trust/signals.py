@@ -39,15 +39,17 @@ class Signals:
         if statistics is not None and self._distribution is not None:
             known = self._distribution.inputs
             self._known = len(known[0].mean)
-            self._scale, mean, deviation = (
-                torch.tensor(values, device=device)
+            scale, mean, deviation = (
+                torch.tensor(values)
                 for values in (
                     [channel.std for channel in statistics.inputs],
                     [channel.mean for channel in known],
                     [channel.std for channel in known],
                 )
             )
-            self._mean, self._deviation = with_finer_octaves(mean, deviation)
+            # Copied when they are complete: other streams of a GPU read them, and would not wait for kernels of this one.
+            tables = (scale, *with_finer_octaves(mean, deviation))
+            self._scale, self._mean, self._deviation = (table.to(device) for table in tables)
         self._declared = None if pde is None else pde.residual
 
     def __call__(self, inputs: Tensor, outputs: Tensor) -> dict[str, Tensor]:

@@ -216,6 +216,7 @@ def test_signals_of_a_rollout_take_their_turn() -> None:
     """After its own kernels and after the signals of the batch before; its next kernels wait for them."""
     pipeline = DevicePipeline(torch.device("cuda", 0))
     count = torch.zeros(1, device="cuda")
+    torch.cuda.synchronize()  # other streams use it
 
     def signals(x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
         torch.cuda._sleep(SLEEP_CYCLES)

@@ -62,6 +62,26 @@ def test_each_field_gets_its_own_signals(name: str, device: str) -> None:
             answer.release()
 
 
+@gpu
+@pytest.mark.parametrize("name", list(PROBLEMS))
+def test_signals_make_no_plans_of_cufft(name: str) -> None:
+    """See `backend_of` in models/trust/features.py."""
+    model = load_model(TRAINED / PROBLEMS[name].name)
+    judge, plans = (
+        Judge(model.config, torch.device("cuda", 0)),
+        torch.backends.cuda.cufft_plan_cache[0],
+    )
+    before = plans.size
+    # one whose transforms torch.fft does as fast, and one that no other test has
+    for grid in (
+        ((2048,), (1536,)) if name == "burgers" else ((96,) * model.config.architecture.n_dim,)
+    ):
+        with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):
+            x = torch.randn(5, 1, *grid, device="cuda")
+            assert judge(x, x).names
+    assert plans.size == before
+
+
 def test_a_failure_costs_no_answer(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
