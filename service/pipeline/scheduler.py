@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from turbofno.service.engine.interface import NO_FIELDS, PredictResult
 from turbofno.service.errors import (
@@ -23,6 +22,7 @@ from turbofno.service.metrics import Metrics
 from turbofno.service.pipeline.batch import Batch, BatchReport
 from turbofno.service.pipeline.batcher import Batcher, Policy
 from turbofno.service.pipeline.deadlines import Deadlines
+from turbofno.service.pipeline.jobs import Job, Jobs
 from turbofno.service.pipeline.memory_limits import MemoryLimits
 from turbofno.service.pipeline.queue_capacity import QueueCapacity
 from turbofno.service.pipeline.short_starts import ShortStarts
@@ -46,17 +46,15 @@ ALONE_SECONDS = 0.001
 to another thread and back takes as long as a small network."""
 STOP_SECONDS = 1.0
 """Seconds that the device threads may take to end once idle."""
-MOST_CHARGED_SECONDS = 1.0
-"""Most of a job's seconds for which later jobs wait: a slow warm-up must not keep rollouts waiting as long."""
 
 
 class Scheduler:
     """Dispatches batches to the worker; while they run, tickets accumulate in the queue.
 
     A device with at most one batch gets whatever waits, so that with overlap the next batch is ready when that ends.
-    Further batches are dispatched only if full: a partial one gains more from waiting. Jobs alternate with batches, and get
-    no more device time than batches that wait. All methods are for the event loop that called `start`. On a single core,
-    short batches run there too, and on a GPU those of requests that come alone.
+    Further batches are dispatched only if full: a partial one gains more from waiting. Jobs alternate with batches. All
+    methods are for the event loop that called `start`. On a single core, short batches run there too, and on a GPU those of
+    requests that come alone.
     """
 
     def __init__(
@@ -89,10 +87,8 @@ class Scheduler:
         self._one_core = max_in_flight == 1 and cores() == 1
         self._short_starts = ShortStarts()
         self._in_flight = 0
-        self._jobs: deque[tuple[Callable[[], Any], asyncio.Future[Any]]] = deque()
+        self._jobs = Jobs()
         self._job_is_next = True
-        self._jobs_lead = 0.0
-        """Device seconds that jobs had more than the batches that waited meanwhile."""
         self._free_since = 0.0
         """Time at which the last work on the device ended. For the worker's thread."""
         self._live: set[Ticket] = set()
@@ -153,10 +149,10 @@ class Scheduler:
         """As `run_on_device`; also return the seconds that it took, without waits for batches before it."""
         if self.failure or self._closed:
             raise self._unavailable()
-        future: asyncio.Future[tuple[T, float]] = self._loop.create_future()
-        self._jobs.append((work, future))
+        job = Job(work)
+        self._jobs.add(job)
         self._schedule_pump()
-        return await future
+        return await job.outcome
 
     async def close(self, *, within: float) -> None:
         """Refuse new tickets, finish queued ones within that many seconds, fail the rest, end the threads."""
@@ -196,7 +192,7 @@ class Scheduler:
 
     def _dispatch_next(self) -> bool:
         """Dispatch the next job or batch. False if there is none to run now."""
-        job_first = self._job_is_next and self._jobs_lead <= 0.0
+        job_first = self._job_is_next and self._jobs.may_run
         for job in (job_first, not job_first):
             if self._dispatch_job() if job else self._dispatch_batch():
                 self._job_is_next = not job
@@ -204,14 +200,11 @@ class Scheduler:
         return False
 
     def _dispatch_job(self) -> bool:
-        if self._jobs_lead > 0.0:
+        job = self._jobs.next()
+        if job is None:
             return False
-        while self._jobs:
-            work, future = self._jobs.popleft()
-            if not future.done():
-                self._dispatch(partial(_job, work), partial(self._finish_job, future), is_job=True)
-                return True
-        return False
+        self._dispatch(job.start, partial(self._finish_job, job), is_job=True)
+        return True
 
     def _dispatch_batch(self) -> bool:
         now = time.monotonic()
@@ -222,7 +215,7 @@ class Scheduler:
             return self._start(decision.batch, now)
         if self._in_flight <= 1:
             # None waits, not even to be full.
-            self._jobs_lead = 0.0
+            self._jobs.note_no_batch()
         if decision.wake_at is not None:
             self._wake = self._loop.call_later(max(0.0, decision.wake_at - now), self._pump)
         return False
@@ -303,11 +296,9 @@ class Scheduler:
     ) -> None:
         self._in_flight -= 1
         if was_job:
-            self._jobs_lead += min(seconds, MOST_CHARGED_SECONDS)
+            self._jobs.note_job(seconds)
         else:
-            owed = min(self._jobs_lead, seconds)
-            self._jobs_lead -= owed
-            self._capacity.note_jobs(owed, seconds)
+            self._capacity.note_jobs(self._jobs.note_batch(seconds), seconds)
         self.on_free()
         try:
             finish(result, seconds)
@@ -316,19 +307,12 @@ class Scheduler:
                 # While the device has other work, answers are sent before the next start.
                 (self._schedule_pump if self._in_flight else go_on)()
 
-    def _finish_job(
-        self, future: asyncio.Future[tuple[T, float]], result: T | BaseException, seconds: float
-    ) -> None:
+    def _finish_job(self, job: Job[T], result: T | BaseException, seconds: float) -> None:
         # It may have freed models, or captured graphs that evicted others.
         self._short_starts.forget()
         if isinstance(result, DeviceLost):
             self.lose_device(result.message)
-        if future.done():
-            return
-        if isinstance(result, BaseException):
-            future.set_exception(result)
-        else:
-            future.set_result((result, seconds))
+        job.end(result, seconds)
 
     def _finish_batch(
         self, report: BatchReport, result: BatchReport | BaseException, _seconds: float
@@ -396,10 +380,7 @@ class Scheduler:
         self._over = True
         for ticket in list(self._live):
             self._fail(ticket, self._unavailable())
-        while self._jobs:
-            _, future = self._jobs.popleft()
-            if not future.done():
-                future.set_exception(self._unavailable())
+        self._jobs.fail_all(self._unavailable)
 
     def _unavailable(self) -> ServiceError:
         if self.failure:
@@ -522,12 +503,6 @@ class Scheduler:
         if not ticket.outcome.done():
             ticket.outcome.set_exception(error)
         self._on_ended([ticket])
-
-
-def _job(work: Callable[[], T]) -> Callable[[], T]:
-    """A job for the worker whose start does everything."""
-    result = work()
-    return lambda: result
 
 
 def _empty_result(ticket: Ticket, now: float) -> PredictResult:
