@@ -8,6 +8,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import uvloop
 
 from tests.draws import generator
 
@@ -21,9 +22,11 @@ INFER_RAW = INFER + "?shape=1,1,16"
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test on the event loop that the service runs on: asyncio's own buffers without bound in Python 3.12.1."""
+
     @wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(test(*args, **kwargs))
+        uvloop.run(test(*args, **kwargs))
 
     return run
 

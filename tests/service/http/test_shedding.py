@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 from contextlib import asynccontextmanager, suppress
-from functools import wraps
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
@@ -16,6 +15,7 @@ import pytest
 from tests.clock import within
 from tests.service.http.fake_engine import FakeEngine
 from tests.service.http.live import served
+from tests.service.http.raw import in_loop
 from tests.service.tiny import tiny_config
 from turbofno.service.app import create_app, drain
 from turbofno.service.engine.interface import PredictRequest
@@ -38,7 +38,7 @@ from turbofno.service.pipeline.ticket import Kind, Slice, Ticket
 from turbofno.service.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from turbofno.service.context import AppContext
@@ -50,14 +50,6 @@ BODY = np.zeros((1, 1, 16), np.float32).tobytes()
 INFER, OTHER = "/v2/models/tiny-1d/infer?shape=1,1,16", "/v2/models/other/infer?shape=1,1,16"
 KEY = "a-key-of-this-test"
 Reply = tuple[int, dict[str, str], bytes]
-
-
-def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
 
 
 class Service:
