@@ -40,6 +40,35 @@ def test_burgers(n: int, mean: float) -> None:
     torch.testing.assert_close(other_pde, expected, rtol=0.05, atol=5e-3)
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, 1e6], ids=["nan", "inf", "large"])
+def test_the_burgers_residual_of_a_field_is_its_own(bad: float) -> None:
+    """A field of the same batch that is not finite, or so large that its phi is all but 0, changes nothing."""
+    u0, u = torch.randn(2, 5, 64)
+    u0[1], u[3, 7] = bad * torch.sin(torch.linspace(0, 2 * torch.pi, 64)), bad
+    for dtype in (torch.float32, torch.float64):
+        args = [u0.to(dtype), u.to(dtype)]
+        found = residuals.burgers(*args, nu=0.01, time=0.5)
+        assert found.dtype == dtype
+        for i in (0, 2, 4):
+            expected = residuals.burgers(*(one[i : i + 1] for one in args), nu=0.01, time=0.5)
+            torch.testing.assert_close(found[i : i + 1], expected, rtol=1e-5, atol=0)
+
+
+def test_the_burgers_residual_of_a_large_field() -> None:
+    """Whose waves have decayed: its exponent is above that of the largest number in float64."""
+    waves = 1e4 * torch.sin(2 * torch.pi * torch.arange(64) / 64)
+    u0, means = 2 + waves.expand(2, 64), torch.tensor([[2.0], [2.2]]).expand(2, 64)
+    found = residuals.burgers(u0, means, nu=0.2, time=5.0)
+    torch.testing.assert_close(found, torch.tensor([0.0, 0.1]), rtol=1e-3, atol=1e-4)
+
+
+def test_the_burgers_residual_at_low_viscosity() -> None:
+    """In float32 it would be 5e-5."""
+    fine = burgers.sample_inputs(range(3), seed=3, n=1024)
+    u0, u = fine[:, ::2], burgers.solve(fine, nu=0.005, t=1.0)[:, ::2]
+    assert residuals.burgers(u0, u, nu=0.005, time=1.0).max() < 1e-6
+
+
 def test_darcy_on_the_solvers_own_grid() -> None:
     a = darcy.sample_inputs(range(3), seed=SEED, n=61)
     u = darcy.solve(a, f=2.0)
