@@ -201,3 +201,28 @@ def test_a_second_lifespan_is_refused_with_the_reason() -> None:
     asyncio.run(live())
     with pytest.raises(RuntimeError, match="another application with create_app for"):
         asyncio.run(live())
+
+
+@in_loop
+async def test_a_lifespan_that_is_cancelled_drains_in_a_task_that_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a task that is still being cancelled, asyncio.timeout of Python 3.11.2 raises no TimeoutError."""
+    app, cancelling = application(), []
+
+    async def close(*, within: float) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        cancelling.append((task.cancelling(), within))
+
+    monkeypatch.setattr(app.state.context.engine, "close", close)
+
+    async def live() -> None:
+        async with app.router.lifespan_context(app):
+            await asyncio.sleep(60)
+
+    task = asyncio.create_task(live())
+    await asyncio.sleep(0)
+    task.cancel()
+    await task
+    assert cancelling == [(0, 0.0)]
