@@ -22,7 +22,7 @@ INFER_RAW = INFER + "?shape=1,1,16"
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a test on the event loop that the service runs on: asyncio's own buffers without bound in Python 3.12.1."""
+    """Run a test on the event loop of the service, uvloop's: that of asyncio buffers without bound in Python 3.12.1."""
 
     @wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
