@@ -91,7 +91,7 @@ def test_an_unknown_propagator_fails_the_start(tmp_path: Path, frontends: int) -
     save_tiny(tmp_path)
     serve = "import sys; from turbofno.service.cli import main; sys.exit(main())"
     where = ("--model-repository", str(tmp_path), "--port", "0", "--frontends", str(frontends))
-    answer = python(serve, "serve", *where, OTEL_PROPAGATORS="pigeon")
+    answer = python(serve, "serve", *where, "--tracing", "true", OTEL_PROPAGATORS="pigeon")
     assert answer.returncode == 1
     assert "Propagator pigeon not found" in answer.stderr
     assert "starting it again" not in answer.stderr
