@@ -136,7 +136,9 @@ def _parser() -> argparse.ArgumentParser:
     imports._negative_number_matcher = re.compile(r"-\.?\d")
     import_arguments.add_arguments(imports)
     imports.add_argument(
+        "--model-repository",
         "--repository",
+        dest="repository",
         metavar="DIR",
         type=Path,
         help=f"folder for the model; needed unless {env_name('model_repository')} is set",
@@ -151,7 +153,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     verify_arguments.add_arguments(verify)
     verify.add_argument(
+        "--model-repository",
         "--repository",
+        dest="repository",
         metavar="DIR",
         type=Path,
         help=f"repository that holds NAME (default: from {env_name('model_repository')})",
@@ -287,7 +291,7 @@ def _import(arguments: argparse.Namespace) -> int:
         # The default is a folder of the installed package, which goes with its environment.
         if "model_repository" not in settings.model_fields_set:
             raise _UsageError(
-                f"no folder for the model: give --repository DIR or set {env_name('model_repository')}"
+                f"no folder for the model: give --model-repository DIR or set {env_name('model_repository')}"
             )
         repository = settings.model_repository
     # Slow to import; only this command needs it.
@@ -312,7 +316,7 @@ def _verify(arguments: argparse.Namespace) -> int:
         if len(folder.parts) > 1:
             raise _UsageError(
                 f"{folder} is not the folder of a checkpoint: it has no {CONFIG_FILE}; give the name of a model in "
-                "--repository or the folder of one"
+                "--model-repository or the folder of one"
             )
         folder = find_checkpoint(settings.model_repository, name)
     return run(arguments, load_as_served(folder, settings, max_batch=arguments.n))

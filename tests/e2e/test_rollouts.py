@@ -92,7 +92,7 @@ def test_an_imported_network_of_past_steps_is_rolled_out_as_its_script_does(tmp_
     """The script of time steps: three past states are its inputs, and each step it drops the oldest for its output."""
     script = Script("B", (4, 4), 6, 3, 1, norm="instance").eval()
     torch.save(script.state_dict(), tmp_path / "ns.pt")
-    given = ["--name", "ns", "--repository", str(tmp_path / "models"), "--grid", "16,16"]
+    given = ["--name", "ns", "--model-repository", str(tmp_path / "models"), "--grid", "16,16"]
     said = ["--set", "script=fourier_2d_time", "--time-step", "0.5", "--past-steps", "3"]
     assert cli.main(["import", str(tmp_path / "ns.pt"), *given, *said]) == 0
     fields = noise(2, 3, 16, 20)

@@ -24,7 +24,7 @@ def imported(tmp_path: Path, *options: str) -> tuple[TheirFNO, Path]:
     network.save_checkpoint(tmp_path, "darcy")
     repository = tmp_path / "repository"
     arguments = ["import", str(tmp_path / "darcy_state_dict.pt"), "--name", "darcy"]
-    assert cli.main([*arguments, "--repository", str(repository), *options]) == 0
+    assert cli.main([*arguments, "--model-repository", str(repository), *options]) == 0
     return network.eval(), repository
 
 
@@ -74,7 +74,7 @@ def test_predictions_over_http_equal_the_original_script(tmp_path: Path) -> None
     arguments = ["import", str(tmp_path / "fno.pt"), "--name", "darcy"]
     script = ["--set", "script=fourier_2d"]
     options = ["--set", "padding=9", "--input-mean", "3", "--input-std", "2", "--precision", "bf16"]
-    assert cli.main([*arguments, "--repository", str(repository), *script, *options]) == 0
+    assert cli.main([*arguments, "--model-repository", str(repository), *script, *options]) == 0
     fields = [3 + 2 * torch.randn(2, 1, *size) for size in ((21, 20), (2, 9))]
     for x, answer in zip(
         fields, asyncio.run(answers(repository, [npy(x.numpy()) for x in fields])), strict=True

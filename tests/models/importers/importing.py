@@ -9,7 +9,7 @@ from turbofno.service import cli
 
 def run(repository: Path, path: Path, *options: str, name: str = "model") -> int:
     return cli.main(
-        ["import", str(path), "--name", name, "--repository", str(repository), *options]
+        ["import", str(path), "--name", name, "--model-repository", str(repository), *options]
     )
 
 

@@ -226,7 +226,7 @@ sys.exit(code)
 
 def imported_alone(path: Path, *options: str) -> tuple[int, str, int]:
     """`turbofno import` in a process of its own: its status, its output, and the bytes by which its memory grew."""
-    place = ["--name", "model", "--repository", str(path.parent / path.stem)]
+    place = ["--name", "model", "--model-repository", str(path.parent / path.stem)]
     status, output = forked.run(
         _MEASURED, str(path), *place, *options, cwd=path.parent, env=os.environ
     )

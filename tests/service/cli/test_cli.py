@@ -252,7 +252,7 @@ def test_import_takes_negative_means(
         "turbofno.models.importers.command.run", lambda arguments, _: given.append(arguments) or 0
     )
     options = ["--name", "m", "--input-mean", text, "--output-mean", text]
-    assert cli.main(["import", "x.pt", "--repository", "models", *options]) == 0
+    assert cli.main(["import", "x.pt", "--model-repository", "models", *options]) == 0
     assert (given[0].input_mean, given[0].output_mean) == (means, means)
 
 
@@ -267,12 +267,13 @@ def test_import_goes_to_the_folder_that_is_named_and_never_into_the_package(
     command = ["import", "x.pt", "--name", "m"]
     assert cli.main(command) == 2
     assert capsys.readouterr().err == (
-        "turbofno: no folder for the model: give --repository DIR or set TURBOFNO_MODEL_REPOSITORY\n"
+        "turbofno: no folder for the model: give --model-repository DIR or set TURBOFNO_MODEL_REPOSITORY\n"
     )
-    assert cli.main([*command, "--repository", "mine"]) == 0
+    assert cli.main([*command, "--model-repository", "mine"]) == 0
+    assert cli.main([*command, "--repository", "older"]) == 0, "the option's name before"
     monkeypatch.setenv("TURBOFNO_MODEL_REPOSITORY", "ours")
     assert cli.main(command) == 0
-    assert given == [Path("mine"), Path("ours")]
+    assert given == [Path("mine"), Path("older"), Path("ours")]
 
 
 def test_the_command_without_the_service_names_the_extra_to_install(
