@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from turbofno_ops import fft
+from turbofno_ops import _torch_fft, fft
 from turbofno_ops._modes import frequencies
 
 
@@ -36,7 +36,7 @@ def analyze(x: torch.Tensor, modes: Sequence[int]) -> torch.Tensor:
     axes = tuple(range(2, x.ndim))
     if fft.is_preferred(x, in_graph=True):
         return fft.rfftn(x, dim=axes, norm="forward", modes=modes).permute(*axes, 0, 1)
-    half = torch.fft.rfftn(x, dim=axes, norm="forward")
+    half = _torch_fft.rfftn(x, dim=axes, norm="forward")
     kept = half[_corner(_rows(modes, size, x.device), modes[-1])]
     return kept.permute(*axes, 0, 1)
 
@@ -64,8 +64,8 @@ def synthesize(
     half = z.new_zeros(*spectrum.shape[:2], *others, last // 2 + 1)
     half[_corner(_rows(modes, size, z.device), modes[-1])] = spectrum
     if others:
-        half = torch.fft.ifftn(half, dim=tuple(range(2, 1 + n_dim)), norm="forward")
+        half = _torch_fft.ifftn(half, dim=tuple(range(2, 1 + n_dim)), norm="forward")
     own_mirror = [0, last // 2] if last % 2 == 0 else [0]
     half[..., own_mirror] = half[..., own_mirror].real.to(half.dtype)
-    field = torch.fft.irfft(half, n=last, dim=-1, norm="forward")
+    field = _torch_fft.irfft(half, n=last, dim=-1, norm="forward")
     return field if onto is None else onto.add_(field)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d
 
 from turbofno.models.trust.tables import cached_table
-from turbofno_ops import fft
+from turbofno_ops import _torch_fft, fft
 from turbofno_ops._octaves import octave_energies
 
 FLOOR = 1e-4
@@ -81,7 +81,7 @@ def spectrum_of(field: Tensor) -> Spectrum:
         # torch.fft, if it runs, multiplies in a pass of its own
         backend = backend_of("rfftn", field, dim=axes)
         return Spectrum(fft.rfftn(field, dim=axes, backend=backend), 1 / math.prod(grid), grid)
-    return Spectrum(torch.fft.rfftn(field, dim=axes, norm="forward"), 1.0, grid)
+    return Spectrum(_torch_fft.rfftn(field, dim=axes, norm="forward"), 1.0, grid)
 
 
 def backend_of(
@@ -89,13 +89,13 @@ def backend_of(
 ) -> str:
     """The backend of a transform of `turbofno_ops.fft`: its kernels wherever they run, even if torch.fft is as fast.
 
-    cuFFT makes a plan for each batch size and grid, which delays the first batch. If several processes share the GPU, the
-    first kernel of a new plan may fail with an illegal memory access on any stream but the default one.
+    cuFFT makes a plan for each batch size and grid, which delays the first batch.
     """
     try:
-        return fft.explain(name, x, dim=dim, modes=modes, backend="kernels").backend
+        fft.explain(name, x, dim=dim, modes=modes, backend="kernels")
     except ValueError:
         return "torch"
+    return "kernels"
 
 
 def features(field: Tensor, scale: Tensor, spectrum: Spectrum | None = None) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from turbofno.models.trust.features import backend_of, lowest_rows
 from turbofno.models.trust.tables import cached_table
 from turbofno.models.zoo.pde.navier_stokes import paper_forcing
-from turbofno_ops import fft
+from turbofno_ops import _torch_fft, fft
 from turbofno_ops._flow import vorticity_residual
 from turbofno_ops._fluxes import project_fluxes
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from turbofno.models.trust.features import Spectrum
 
 _BURGERS_MODES = 64
+_LEAST_PHI = 1e-13
+"""Of the Cole-Hopf solution, whose largest initial value is 1."""
 _DARCY_MODES = 16
 _FLOW_MODES = 10
 _FLOW_KEPT = (2 * _FLOW_MODES + 1, _FLOW_MODES + 1)
@@ -54,6 +56,8 @@ def burgers(
     phi = (exponent - exponent.amax(1, keepdim=True)).exp_()
     later = tables.modes_of(phi) * tables.heat
     phi, slope = tables.points_of(torch.stack([later, later * tables.ik])).unbind(0)
+    # It is positive. Where it is not above rounding errors, nothing is known.
+    phi = phi.where(phi.amin(1, keepdim=True) > _LEAST_PHI, math.nan)
     expected = tables.modes_of(mean - 2 * nu * slope / phi)
     expected = expected * torch.exp(tables.ik * (-time * mean))
     return _relative(after - expected, expected).to(u.dtype)
@@ -67,7 +71,7 @@ def _first_modes(u: Tensor, count: int) -> Tensor:
     if fft.is_preferred(u, in_graph=True):
         backend = backend_of("rfft", u, modes=count)
         return fft.rfft(u, norm="forward", modes=count, backend=backend).to(torch.complex128)
-    return torch.fft.rfft(u.double(), norm="forward")[..., :count]
+    return _torch_fft.rfft(u.double(), norm="forward")[..., :count]
 
 
 def darcy(a: Tensor, u: Tensor, *, source: float) -> Tensor:
@@ -133,8 +137,8 @@ def _low_modes(w: Tensor) -> Tensor:
     """Fourier coefficients [..., 21, 11] of w [..., *grid] for wavenumbers up to 10, in the order of rfft2."""
     if fft.is_preferred(w, in_graph=True):
         return fft.rfft2(w, norm="forward", modes=_FLOW_KEPT)
-    half = torch.fft.rfft(w, norm="forward")[..., : _FLOW_MODES + 1]
-    return lowest_rows(torch.fft.fft(half, dim=-2, norm="forward"), _FLOW_KEPT[0])
+    half = _torch_fft.rfft(w, norm="forward")[..., : _FLOW_MODES + 1]
+    return lowest_rows(_torch_fft.fft(half, dim=-2, norm="forward"), _FLOW_KEPT[0])
 
 
 def _on_grid(low: Tensor) -> Tensor:
@@ -145,8 +149,8 @@ def _on_grid(low: Tensor) -> Tensor:
     spectrum = low.new_zeros((*low.shape[:-2], _FLOW_GRID, _FLOW_MODES + 1))
     spectrum[..., : _FLOW_MODES + 1, :] = low[..., : _FLOW_MODES + 1, :]
     spectrum[..., -_FLOW_MODES:, :] = low[..., -_FLOW_MODES:, :]
-    half = torch.fft.ifft(spectrum, dim=-2, norm="forward")
-    return torch.fft.irfft(half, n=_FLOW_GRID, norm="forward")
+    half = _torch_fft.ifft(spectrum, dim=-2, norm="forward")
+    return _torch_fft.irfft(half, n=_FLOW_GRID, norm="forward")
 
 
 class _Flow(NamedTuple):

@@ -47,7 +47,7 @@ class Signals:
                     [channel.std for channel in known],
                 )
             )
-            # Copied when they are complete: other streams of a GPU read them, and would not wait for kernels of this one.
+            # Copied when they are complete: other streams of a GPU read them, and would not wait for kernels of this stream.
             tables = (scale, *with_finer_octaves(mean, deviation))
             self._scale, self._mean, self._deviation = (table.to(device) for table in tables)
         self._declared = None if pde is None else pde.residual

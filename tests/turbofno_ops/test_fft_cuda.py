@@ -16,6 +16,7 @@ from tests.turbofno_ops.on_gpu import needs_kernels, poison
 from tests.turbofno_ops.random_transform import Case, relative_error
 from turbofno_ops import _gemm, used_tables
 from turbofno_ops import fft as ours
+from turbofno_ops._torch_fft import _ordered
 
 pytestmark = [needs_kernels, pytest.mark.filterwarnings("ignore:ComplexHalf support:UserWarning")]
 
@@ -365,3 +366,26 @@ def test_auto_takes_the_kernels_where_they_are_faster() -> None:
     assert ours.explain("fft", values).backend == "torch"
     assert ours.explain("irfft", values).backend == "kernels"
     assert "float64" in ours.explain("rfft", real.double()).reason
+
+
+def test_torch_fft_runs_in_the_default_stream_but_in_a_capture() -> None:
+    ran: list[torch.cuda.Stream] = []
+
+    def transform(x: torch.Tensor) -> torch.Tensor:
+        ran.append(torch.cuda.current_stream())
+        return x + 1
+
+    ordered, default, side = _ordered(transform), torch.cuda.default_stream(), torch.cuda.Stream()
+    x = torch.zeros(2**22, device="cuda")
+    torch.cuda.synchronize()
+    ordered(x)
+    with torch.cuda.stream(side):
+        for _ in range(50):
+            # each reads what the one before wrote on the other stream, to memory that is freed meanwhile
+            x = ordered(x) + 1
+    side.synchronize()
+    assert (x == 100).all()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=side):
+        ordered(x)
+    assert ran == [*[default] * 51, side]

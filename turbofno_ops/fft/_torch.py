@@ -6,6 +6,7 @@ import itertools
 
 import torch
 
+from turbofno_ops import _torch_fft
 from turbofno_ops.fft._transform import Axis, Transform, real_of
 
 _NORMS = {
@@ -33,7 +34,7 @@ def _run(x: torch.Tensor, transform: Transform, *, owned: bool) -> torch.Tensor:
     for whole, passes in itertools.groupby(transform.passes, _is_whole_and_complex):
         if whole:
             dims = [axis.dim for axis, _ in passes]
-            x = (torch.fft.ifftn if transform.inverse else torch.fft.fftn)(x, dim=dims, norm=norm)
+            x = (_torch_fft.ifftn if transform.inverse else _torch_fft.fftn)(x, dim=dims, norm=norm)
             owned = True
             continue
         for axis, kind in passes:
@@ -60,12 +61,12 @@ def _whole(x: torch.Tensor, transform: Transform, norm: str) -> torch.Tensor:
     dims = [axis.dim for axis in transform.axes]
     y: torch.Tensor
     if transform.kind == "real_to_complex":
-        y = torch.fft.rfftn(x, dim=dims, norm=norm)
+        y = _torch_fft.rfftn(x, dim=dims, norm=norm)
     elif transform.kind == "complex_to_real":
         sizes = [axis.points for axis in transform.axes]
-        y = torch.fft.irfftn(x, s=sizes, dim=dims, norm=norm)
+        y = _torch_fft.irfftn(x, s=sizes, dim=dims, norm=norm)
     else:
-        y = (torch.fft.ifftn if transform.inverse else torch.fft.fftn)(x, dim=dims, norm=norm)
+        y = (_torch_fft.ifftn if transform.inverse else _torch_fft.fftn)(x, dim=dims, norm=norm)
     return y
 
 
@@ -78,11 +79,11 @@ def _along(x: torch.Tensor, axis: Axis, kind: str, inverse: bool, norm: str) -> 
         x = torch.cat([head, x.new_zeros(between), tail], dim=dim)
     y: torch.Tensor
     if kind == "real_to_complex":
-        y = torch.fft.rfft(x, n=points, dim=dim, norm=norm)
+        y = _torch_fft.rfft(x, n=points, dim=dim, norm=norm)
     elif kind == "complex_to_real":
-        y = torch.fft.irfft(x, n=points, dim=dim, norm=norm)
+        y = _torch_fft.irfft(x, n=points, dim=dim, norm=norm)
     else:
-        y = (torch.fft.ifft if inverse else torch.fft.fft)(x, n=points, dim=dim, norm=norm)
+        y = (_torch_fft.ifft if inverse else _torch_fft.fft)(x, n=points, dim=dim, norm=norm)
     if axis.kept == y.shape[dim]:
         return y
     head = y.narrow(dim, 0, axis.out_head)
