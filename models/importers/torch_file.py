@@ -136,7 +136,11 @@ def _read_zip(source: Path | bytes, label: str) -> Any:
     with Archive(source, label) as archive:
         pickles = [name for name in archive.names if name.endswith("/data.pkl")]
         if len(pickles) != 1:
-            raise ImportRefused("it is a zip file, but not of torch.save: it has no data.pkl")
+            exported = any("/data/weights/" in name for name in archive.names)
+            raise ImportRefused(
+                "it is a zip file, but not of torch.save: it has no data.pkl"
+                + ("; torch.export wrote it: save the network's state dict" if exported else "")
+            )
         root = pickles[0].removesuffix("data.pkl")
         order = "little"
         if root + "byteorder" in archive.names:
@@ -164,10 +168,16 @@ def _read_legacy(source: Path | bytes) -> Any:
     if isinstance(source, bytes):
         return _read_legacy_stream(io.BytesIO(source))
     with source.open("rb") as file:
-        start = file.read(4)
+        start = file.read(64)
         if not start:
             raise ImportRefused("the file is empty")
-        if start == b"PK\x03\x04":
+        if start.startswith(b"version https://git-lfs"):
+            raise ImportRefused("it is a pointer of Git LFS; get the file itself: git lfs pull")
+        if start.lstrip().lower().startswith((b"<!doctype", b"<html")):
+            raise ImportRefused(
+                "it is a web page, as of a login or an error; download the file anew"
+            )
+        if start.startswith(b"PK\x03\x04"):
             raise ImportRefused(
                 "the file is truncated: it begins as a zip archive, but does not end as one; copy it again"
             )

@@ -424,6 +424,8 @@ def test_malformed_options_are_usage_errors(
     [
         (b"", [], "empty"),
         (b"hello", [], "not a file of torch.save"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", [], "git lfs pull"),
+        (b"\n<!DOCTYPE html><html>", [], "it is a web page"),
         (b"PK\x03\x04" + bytes(100), [], "truncated"),
         (None, ["--format", "physicsnemo"], "expects an .mdlus archive"),
         (None, ["--format", "the-well"], "expects config.json and model.safetensors"),
