@@ -18,6 +18,7 @@ from turbofno.models.core.config import FieldNormalization, ModelConfig, Normali
 from turbofno.models.core.files import FileRefused, read_inside
 from turbofno.models.core.fno import FNO
 from turbofno.models.core.registry import CONFIG_FILE
+from turbofno.models.core.stand_in import stand_in
 from turbofno.models.core.validation import described
 
 WEIGHTS_FILE = "model.safetensors"
@@ -156,6 +157,8 @@ def _read_weights(
     """The tensors of a safetensors file, once its hash and every entry match `expected`."""
     needed = sum(tensor.nbytes for tensor in expected.values())
     content = _read(file, folders, needed + _HEADER_BYTES)
+    if instead := stand_in(content):
+        raise CheckpointError(f"{file}: {instead}")
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
         raise CheckpointError(

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from turbofno.models.core.stand_in import stand_in
 from turbofno.models.importers.archive import Archive
 from turbofno.models.importers.refusal import ImportRefused
 
@@ -25,8 +26,11 @@ _MAX_AXES = 16
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file; the library checks the header against the file's size."""
+    content = path.read_bytes()
+    if instead := stand_in(content):
+        raise ImportRefused(f"{path}: {instead}")
     try:
-        return load(path.read_bytes())
+        return load(content)
     except (SafetensorError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ImportRefused(f"{path}: not a valid safetensors file: {error}") from error
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from turbofno.models.core.stand_in import START_BYTES, stand_in
 from turbofno.models.importers.archive import Archive, is_zip
 from turbofno.models.importers.refusal import ImportRefused
 from turbofno.models.importers.safe_pickle import Builder, Named, Stub, read_pickle
@@ -168,15 +169,11 @@ def _read_legacy(source: Path | bytes) -> Any:
     if isinstance(source, bytes):
         return _read_legacy_stream(io.BytesIO(source))
     with source.open("rb") as file:
-        start = file.read(64)
+        start = file.read(START_BYTES)
         if not start:
             raise ImportRefused("the file is empty")
-        if start.startswith(b"version https://git-lfs"):
-            raise ImportRefused("it is a pointer of Git LFS; get the file itself: git lfs pull")
-        if start.lstrip().lower().startswith((b"<!doctype", b"<html")):
-            raise ImportRefused(
-                "it is a web page, as of a login or an error; download the file anew"
-            )
+        if instead := stand_in(start):
+            raise ImportRefused(instead)
         if start.startswith(b"PK\x03\x04"):
             raise ImportRefused(
                 "the file is truncated: it begins as a zip archive, but does not end as one; copy it again"

@@ -128,6 +128,12 @@ def test_damaged_weights_fail_the_hash(folder: Path) -> None:
         load_model(folder)
 
 
+def test_a_pointer_of_git_lfs_in_the_place_of_weights_is_named(folder: Path) -> None:
+    (folder / WEIGHTS_FILE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    with pytest.raises(CheckpointError, match="git lfs pull"):
+        load_model(folder)
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
