@@ -164,9 +164,11 @@ def verify(
 
 def _command(arguments: argparse.Namespace, seed: int) -> str:
     words = ["turbofno", "verify", arguments.model, "--n", str(arguments.n), "--seed", str(seed)]
-    for option in ("grid", "pde", "at_most", "repository"):
+    for option in ("grid", "pde", "at_most"):
         if (value := getattr(arguments, option)) is not None:
             words += [f"--{option.replace('_', '-')}", str(value)]
+    if arguments.repository is not None:
+        words += ["--model-repository", str(arguments.repository)]
     return shlex.join(words)
 
 

@@ -121,7 +121,7 @@ def test_the_command_of_the_report_names_the_repository(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy_of_burgers(tmp_path / BURGERS.name)
-    given = ["verify", BURGERS.name, "--n", "3", "--seed", "7", "--repository", str(tmp_path)]
+    given = ["verify", BURGERS.name, "--n", "3", "--seed", "7", "--model-repository", str(tmp_path)]
     assert cli.main([*given, "--device", "cpu", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["command"] == shlex.join(["turbofno", *given])
 
@@ -160,7 +160,7 @@ def test_what_cannot_be_verified_is_refused_with_the_way_out(
         assert "Traceback" not in text
         return text
 
-    assert "there is no model poisson" in refused("poisson", "--repository", str(TRAINED))
+    assert "there is no model poisson" in refused("poisson", "--model-repository", str(TRAINED))
     assert "is not the folder of a checkpoint" in refused(str(tmp_path / "nothing"))
     assert "supports 32 to 16384 points" in refused("burgers-1d", "--grid", "31")
     assert "--grid 100: cannot take 100 of 1024" in refused("burgers-1d", "--grid", "100")
