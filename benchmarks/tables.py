@@ -169,8 +169,9 @@ def document(results: Path = RESULTS) -> str:
             lines += _cpu(name, read(file))
     if (file := results / "serving.jsonl").is_file():
         lines += serving(read(file))
-    if (file := results / "serving_gpu.jsonl").is_file():
-        lines += serving_gpu(read(file))
+    for name in ("serving_gpu", "serving_gpus"):
+        if (file := results / f"{name}.jsonl").is_file():
+            lines += serving_gpu(read(file))
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -138,7 +138,7 @@ def _show(title: str, rows: list[Row]) -> None:
 
 
 def main() -> None:
-    """Measure; write results/serving_gpu.jsonl."""
+    """Measure; write results/serving_gpu.jsonl, with several engines serving_gpus.jsonl."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.gpu", description=__doc__)
     parser.add_argument(
         "--devices",
@@ -196,7 +196,9 @@ def main() -> None:
         found += [*alone.bus_rows(), alone.loopback_row(SIDE)]
         print_table("the bus", found[-4:-1])
         print_table("sockets", found[-1:])
-        print(f"\nwritten to {save('serving_gpu', [asdict(machine(arguments.commit)), *found])}")
+        name = "serving_gpus" if max(map(_engines, arguments.devices)) > 1 else "serving_gpu"
+        rows = [asdict(machine(arguments.commit)), *found]
+        print(f"\nwritten to {save(name, rows, named=arguments.commit)}")
 
 
 if __name__ == "__main__":

@@ -26,11 +26,12 @@ _CPU = ("frontend", "frontend system", "engine", "engine loop", "client")
 
 
 def serving_gpu(lines: list[Row]) -> list[str]:
-    """The section of results/serving_gpu.jsonl; its first two lines are the environment and the GPU."""
+    """The section of a result file of the service; its first two lines are the environment and the GPU."""
     host, where, *rows = lines
     shared = next(row for row in rows if "server cores" in row)
+    several = any("," in row.get("devices", "") for row in rows)
     page = [
-        "## Served from a GPU",
+        f"## Served from {'several GPUs' if several else 'a GPU'}",
         "",
         f"{where['gpu']}, {host['threads']} cores ({host['processor']}): {shared['server cores']} for the server, "
         f"{shared['client cores']} for as many clients;",
