@@ -11,6 +11,7 @@ import pytest
 from benchmarks.gpu.device import floor_ms
 from benchmarks.gpu.picture import draw, speed_ups
 from benchmarks.page import markdown
+from benchmarks.serving.gpu.report import over_several
 from benchmarks.tables import document, pages
 
 WHERE = {"gpu": "GPU", "torch": "2.11", "cuda": "13.0", "commit": "abc", "at": "2026-11-21T00:00"}
@@ -213,6 +214,13 @@ def test_served_rates_are_shares_of_the_models_best_rate(tmp_path: Path) -> None
         "900",
         "3",
     )
+    assert "## Served from a GPU" in document(tmp_path)
+
+
+@pytest.mark.parametrize(("devices", "several"), [("0", False), ("0,1", True), ("0+1", True)])
+def test_results_of_several_gpus_have_a_section_of_their_own(devices: str, several: bool) -> None:
+    rows: list[dict[str, object]] = [{"bus": "in"}, {"devices": "0"}, {"devices": devices}]
+    assert over_several(rows) == several
 
 
 def test_fields_over_cards(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from benchmarks.gpu.device import machine, require_gpu
 from benchmarks.serving.checkpoint import HEAVY, LIGHT, WIDE, questions, write_light, write_wide
 from benchmarks.serving.gpu import alone, engine
+from benchmarks.serving.gpu.report import over_several
 from benchmarks.serving.gpu.stack import Phase, Setup, serve
 from benchmarks.timing import print_table, save
 from turbofno.models.zoo import TRAINED
@@ -138,7 +139,7 @@ def _show(title: str, rows: list[Row]) -> None:
 
 
 def main() -> None:
-    """Measure; write results/serving_gpu.jsonl, with several engines serving_gpus.jsonl."""
+    """Measure; write results/serving_gpu.jsonl, or serving_gpus.jsonl of several GPUs."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.serving.gpu", description=__doc__)
     parser.add_argument(
         "--devices",
@@ -196,7 +197,7 @@ def main() -> None:
         found += [*alone.bus_rows(), alone.loopback_row(SIDE)]
         print_table("the bus", found[-4:-1])
         print_table("sockets", found[-1:])
-        name = "serving_gpus" if max(map(_engines, arguments.devices)) > 1 else "serving_gpu"
+        name = "serving_gpus" if over_several(found) else "serving_gpu"
         rows = [asdict(machine(arguments.commit)), *found]
         print(f"\nwritten to {save(name, rows, named=arguments.commit)}")
 

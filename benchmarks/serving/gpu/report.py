@@ -25,13 +25,17 @@ _FEW = ("frontends", "connections", "fields/s", "p50 ms", "p99 ms", "mean batch"
 _CPU = ("frontend", "frontend system", "engine", "engine loop", "client")
 
 
+def over_several(rows: list[Row]) -> bool:
+    """True if the service ran on several GPUs, as many engines or as one."""
+    return any({",", "+"} & set(row.get("devices", "")) for row in rows)
+
+
 def serving_gpu(lines: list[Row]) -> list[str]:
     """The section of a result file of the service; its first two lines are the environment and the GPU."""
     host, where, *rows = lines
     shared = next(row for row in rows if "server cores" in row)
-    several = any("," in row.get("devices", "") for row in rows)
     page = [
-        f"## Served from {'several GPUs' if several else 'a GPU'}",
+        f"## Served from {'several GPUs' if over_several(rows) else 'a GPU'}",
         "",
         f"{where['gpu']}, {host['threads']} cores ({host['processor']}): {shared['server cores']} for the server, "
         f"{shared['client cores']} for as many clients;",

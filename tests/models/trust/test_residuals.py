@@ -69,6 +69,13 @@ def test_the_burgers_residual_at_low_viscosity() -> None:
     assert residuals.burgers(u0, u, nu=0.005, time=1.0).max() < 1e-6
 
 
+def test_the_burgers_residual_is_unknown_where_phi_is_lost_in_rounding() -> None:
+    wave = torch.sin(2 * torch.pi * torch.arange(256) / 256)
+    u = torch.stack([0.1 * wave, wave])
+    low = residuals.burgers(u, u, nu=0.002, time=0.1)
+    assert low.isnan().tolist() == [False, True]
+
+
 def test_darcy_on_the_solvers_own_grid() -> None:
     a = darcy.sample_inputs(range(3), seed=SEED, n=61)
     u = darcy.solve(a, f=2.0)
