@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import zlib
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,7 +67,7 @@ def peer_memory(slab: Slab, nbytes: int, device: torch.device) -> PeerMemory | N
         _log.info("processes share no memory: %s", error)
         return None
     # a process whose last rendezvous was another one would wait for ever
-    if backend != "CUDA" or not _alike(slab, f"{_host()} {next(_made)}", device):
+    if backend != "CUDA" or not slab.alike(f"{_host()} {next(_made)}", device):
         return None
     own = handle = None
     reason = "another process cannot"
@@ -99,12 +98,6 @@ def aligned(nbytes: int) -> int:
 
 def _host() -> str:
     return f"{socket.gethostname()} {_BOOT.read_text() if _BOOT.is_file() else ''}"
-
-
-def _alike(slab: Slab, text: str, device: torch.device) -> bool:
-    """True if all processes have the same text."""
-    number = zlib.crc32(text.encode())
-    return slab.most(number, device) == -slab.most(-number, device)
 
 
 def _timeout_ms(group: dist.ProcessGroup, device: torch.device) -> int:

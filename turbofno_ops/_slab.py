@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -140,6 +141,11 @@ class Slab:
         value = torch.tensor([number], device=device)
         dist.all_reduce(value, op=dist.ReduceOp.MAX, group=self.group)
         return int(value.item())
+
+    def alike(self, text: str, device: torch.device) -> bool:
+        """True if all processes have the same text. Waits for all of them."""
+        number = zlib.crc32(text.encode())
+        return self.most(number, device) == -self.most(-number, device)
 
     def swap(
         self, sends: Sequence[torch.Tensor], receives: Sequence[torch.Tensor]

@@ -571,9 +571,37 @@ def errors_are_explained() -> None:
         distributed.fftn(real.clone().requires_grad_(), grid)
 
 
+def processes_that_differ() -> None:
+    """Each gives its slab of a grid, of a batch, and norms of its own: all of them learn it, and go on."""
+    where, rank, count = device(), dist.get_rank(), dist.get_world_size()
+    differs = "all processes of the group must call it alike, and they do not"
+    rows, columns = 13 * count, 9 + rank % 2
+    compiled = distributed.compile_fno(network(PLAIN).description(), device=where)
+    weight = torch.randn(2, 2, 2, 2, dtype=torch.complex64, device=where)
+    x = torch.randn(1, 2, 13, columns, device=where)
+    with raises(
+        ValueError, f"{differs}; rank {rank} of {count} gives batch 1, size {(rows, columns)}"
+    ):
+        compiled(x, (rows, columns))
+    with raises(ValueError, differs):
+        compiled(x[..., :9].expand(1 + rank % 2, -1, -1, -1), (rows, 9))
+    with raises(ValueError, differs):
+        distributed.fourier_layer(x, weight, (rows, columns))
+    with raises(ValueError, differs):
+        activation = ("none", "gelu")[rank % 2]
+        distributed.fourier_layer(x[..., :9], weight, (rows, 9), activation=activation)
+    with raises(ValueError, differs):
+        distributed.rfftn(x, (rows, columns))
+    with raises(ValueError, differs):
+        distributed.rfftn(x[..., :9], (rows, 9), norm=("forward", "backward")[rank % 2])
+    again = compiled(x[..., :9].contiguous(), (rows, 9))
+    assert again.shape == (1, 3, 13, 9)
+
+
 CHECKS: tuple[Callable[[], None], ...] = (
     rows_are_those_of_torch_chunk,
     errors_are_explained,
+    processes_that_differ,
     drawn_ffts,
     ffts_on_kernels,
     ffts_of_many_rows,

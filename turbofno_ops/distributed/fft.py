@@ -14,7 +14,7 @@ from turbofno_ops._slab import Slab
 from turbofno_ops._validation import check_tensor, grid_of
 from turbofno_ops.description import Size
 from turbofno_ops.distributed._passes import Begin, passes_of
-from turbofno_ops.distributed.slabs import Group, check_device, check_slab, slab_of
+from turbofno_ops.distributed.slabs import Group, agree, check_device, check_slab, slab_of
 from turbofno_ops.fft._arguments import SCALING_OF
 from turbofno_ops.fft._transform import Axis, Transform
 
@@ -47,8 +47,8 @@ def fftn(
 ) -> torch.Tensor:
     """Compute `torch.fft.fftn` of a field that is cut into slabs, over its last `len(size)` axes.
 
-    All processes of the group call it together, with the same size and orders. Nothing checks that: otherwise they wait for
-    each other until the group's timeout, fail, or give wrong results. In natural order a field is cut along its first transformed axis, in
+    All processes of the group call it together, with the same size, orders and norm. The first call of a kind compares them.
+    If later ones differ, the processes wait for each other until the group's timeout, fail, or give wrong results. In natural order a field is cut along its first transformed axis, in
     transposed order along its second, into the rows of `slab_rows`. All other axes are whole. The processes exchange the
     field once if the orders of input and output differ, else twice: `fftn` from natural to transposed and `ifftn` back is the
     fastest way to and fro. A large field is exchanged in pieces, each while another part is transformed: in single precision
@@ -71,7 +71,7 @@ def fftn(
         TypeError: x is no tensor or of an unsupported dtype, `size` has other things than integers, or `group` is neither a
             process group nor a mesh.
         ValueError: x is not this process's slab of `size`, `size` has fewer than two axes or an empty one, an unknown norm
-            or order, a group that does not serve the device of x, or x requires gradients.
+            or order, a group that does not serve the device of x, x requires gradients, or processes that differ.
 
     Example:
         >>> x = torch.randn(len(slab_rows(12)), 10, 8, dtype=torch.complex64)
@@ -207,6 +207,11 @@ def _transformed(
     lengths = half if kind == "complex_to_real" else grid
     results = half if kind == "real_to_complex" else grid
     front = _front(op, slab, x, lengths, cut)
+    agree(
+        op, slab, x.device,
+        size=grid, front=tuple(x.shape[:front]), dtype=x.dtype, norm=norm, input_order=input_order,
+        output_order=output_order,
+    )  # fmt: skip
     axes = tuple(
         Axis(front + at, points, given, 0, kept, 0)
         for at, (points, given, kept) in enumerate(zip(grid, lengths, results, strict=True))

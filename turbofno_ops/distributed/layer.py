@@ -32,7 +32,7 @@ from turbofno_ops._validation import (
 )
 from turbofno_ops.description import Size
 from turbofno_ops.dispatch import record
-from turbofno_ops.distributed.slabs import Group, check_device, check_slab, slab_of
+from turbofno_ops.distributed.slabs import Group, agree, check_device, check_slab, slab_of
 
 
 def fourier_layer(
@@ -49,8 +49,8 @@ def fourier_layer(
     """Compute activation(spectral_conv(x, weight) + skip_weight . x + bias) of a field that is cut into slabs.
 
     `turbofno_ops.fourier_layer` with one all-reduce of the kept modes. All processes of the group call it together, with
-    the same batch, grid and weights. Nothing checks that: otherwise they wait for each other until the group's timeout, fail,
-    or give wrong results. No gradients. The CUDA kernels run it if they support all slabs, else plain torch; `last_choice` tells.
+    the same batch, grid and weights. The first call of a kind compares their arguments, not the weights. If later ones differ,
+    the processes wait for each other until the group's timeout, fail, or give wrong results. No gradients. The CUDA kernels run it if they support all slabs, else plain torch; `last_choice` tells.
 
     Args:
         x: This process's slab [batch, c_in, rows, *other axes], float32 or float64, of 2 or 3 grid axes; its rows are
@@ -69,8 +69,8 @@ def fourier_layer(
     Raises:
         TypeError: Unsupported or mismatched dtypes, `size` has other things than integers, or `group` is neither a process
             group nor a mesh.
-        ValueError: Shapes or devices that do not fit, a grid too small for the kept modes, an unknown name, or an argument
-            that requires gradients.
+        ValueError: Shapes or devices that do not fit, a grid too small for the kept modes, an unknown name, an argument that
+            requires gradients, or processes that differ.
 
     Example:
         >>> weight = torch.randn(32, 32, 24, 12, dtype=torch.complex64) / 32
@@ -99,6 +99,10 @@ def fourier_layer(
         t is not None and t.requires_grad for t in (x, weight, skip_weight, bias)
     ):
         raise ValueError(f"{op} computes no gradients; call it under torch.no_grad()")
+    agree(
+        op, slab, x.device,
+        batch=x.shape[0], size=grid, weight=tuple(weight.shape), dtype=x.dtype, activation=activation, precision=precision,
+    )  # fmt: skip
     if x.shape[0] == 0:
         # the batch is the same on all processes, so none of them waits
         return x.new_empty(0, weight.shape[1], *x.shape[2:])

@@ -11,7 +11,7 @@ from turbofno_ops._graphs import GraphCache, batch_buckets
 from turbofno_ops._lower import Mix
 from turbofno_ops._validation import grid_of
 from turbofno_ops.description import ChainRefused, FNODescription
-from turbofno_ops.distributed.slabs import Group, check_device, check_slab, slab_of
+from turbofno_ops.distributed.slabs import Group, agree, check_device, check_slab, slab_of
 from turbofno_ops.plan import CompiledChain, lowered
 
 WEIGHTS = ("auto", "replicated", "sharded")
@@ -24,8 +24,9 @@ REPLICATED_BYTES = 2 * 2**20
 class SlabFNO(CompiledChain):
     """A Fourier neural operator compiled for one process of a group, made by `distributed.compile_fno`. No gradients.
 
-    All processes of the group call it together, in the same order, with the same batch and grid. Nothing checks that:
-    otherwise they wait for each other until the group's timeout, fail, or give wrong results. On a GPU the collectives are
+    All processes of the group call it together, in the same order, with the same batch and grid. The first
+    call with a batch and grid compares these. If later ones differ, the processes wait for each other until the group's
+    timeout, fail, or give wrong results. On a GPU the collectives are
     part of the CUDA graphs, with batches and graphs as in `turbofno_ops.CompiledFNO`. Call `clear()` before the group is
     destroyed, because NCCL waits for the graphs that hold its collectives.
 
@@ -50,7 +51,7 @@ class SlabFNO(CompiledChain):
 
         Raises:
             TypeError: x is not of `dtype`, or `size` has other things than integers.
-            ValueError: The shape or device of x does not fit the network or the slab.
+            ValueError: The shape or device of x does not fit the network or the slab, or processes differ.
             ChainRefused: The grid is not supported (`refusal` tells in advance).
             torch.OutOfMemoryError: A graph or its buffers do not fit; use more processes or a smaller batch.
         """
@@ -61,6 +62,7 @@ class SlabFNO(CompiledChain):
             raise ChainRefused(refused)
         assert self._slab is not None
         check_slab(_NETWORK, self._slab, x.shape[2:], grid, self._slab.local(grid))
+        agree(_NETWORK, self._slab, self.device, batch=x.shape[0], size=grid)
         return self._apply(x, grid)
 
     def out_size(self, size: Sequence[int]) -> tuple[int, ...]:
