@@ -21,9 +21,19 @@ import torch
 from tests.sampled import left_out
 
 _END = "-----END CERTIFICATE-----\n"
-# Workers inherit what the first process sets. Themselves they would leave their files: they are ended without cleaning up.
-if "PYTEST_XDIST_WORKER" not in os.environ:
+
+for logger in logging.Logger.manager.loggerDict.values():
+    if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
+        logger.propagate = True
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Workers inherit what the first process sets. Themselves they would leave their files: they are ended without cleaning up.
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        return
     authority = tempfile.NamedTemporaryFile("w", suffix=".pem")  # noqa: SIM115 - until the tests end
+    # Otherwise it outlives the tests.
+    config.add_cleanup(authority.close)
     authority.write(Path(certifi.where()).read_text().split(_END)[0] + _END)
     authority.flush()
     os.environ["SSL_CERT_FILE"] = authority.name
@@ -31,11 +41,6 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
         # PyTorch's folder of compiled kernels. It warns in a worker that makes it while another one does.
         cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         Path(cache, "torch", "kernels").mkdir(parents=True, exist_ok=True)
-
-
-for logger in logging.Logger.manager.loggerDict.values():
-    if isinstance(logger, logging.Logger) and logger.name.startswith("torch"):
-        logger.propagate = True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
