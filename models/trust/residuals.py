@@ -42,6 +42,7 @@ def burgers(
 
     In the frame that moves with the mean m, the solution is m - 2 nu phi_x / phi, where phi solves the heat equation
     from exp(-(antiderivative of u0 - m) / (2 nu)). Only modes up to 64 count: viscosity damps the others.
+    The result is NaN where phi is lost in rounding: for large fields at low viscosity and short times.
     `spectrum` is that of u0 on its grid, if it is known: [n, 1, ...].
     """
     kept = min(_BURGERS_MODES, (u0.shape[-1] - 1) // 2)
