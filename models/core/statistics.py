@@ -11,6 +11,8 @@ from turbofno.models.core.strict import Strict
 
 INPUT_DISTANCE = "input_distance"
 RESIDUAL = "residual"
+LARGEST = 1e6
+"""Upper bound of every trust signal; also replaces NaN."""
 
 
 class ChannelStatistics(Strict):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from turbofno.models.core.config import BurgersResidual, DarcyResidual
-from turbofno.models.core.statistics import INPUT_DISTANCE, RESIDUAL
+from turbofno.models.core.statistics import INPUT_DISTANCE, LARGEST, RESIDUAL
 from turbofno.models.trust import residuals
 from turbofno.models.trust.features import (
     Spectrum,
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from turbofno.models.core.config import ModelConfig, Residual
-
-LARGEST = 1e6
-"""Upper bound of every value; also replaces NaN."""
 
 
 class Signals:
