@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from turbofno.models.core.statistics import INPUT_DISTANCE, RESIDUAL
+from turbofno.models.core.statistics import INPUT_DISTANCE, LARGEST, RESIDUAL
 from turbofno.service.codec.fields import first_beyond, has_bounds
 from turbofno.service.codec.grids import grid_warnings
 
@@ -113,16 +113,17 @@ class AnswerWarnings:
             beyond = [value for value in values if not value <= limit]
             if not beyond:
                 continue
+            worst = max(beyond)
+            told = f"{signal} {worst:.3g}" + (" (or more, or unknown)" if worst >= LARGEST else "")
             if len(values) == 1:
-                text = f"{signal} {values[0]:.3g}{above}{end}"
+                text = f"{told}{above}{end}"
             else:
-                worst = max(beyond)
                 others = (
                     ""
                     if len(beyond) == 1
                     else f" ({len(beyond)} of {len(values)} fields are above the limit)"
                 )
-                text = f"{signal} {worst:.3g} of field {values.index(worst)}{above}{others}{end}"
+                text = f"{told} of field {values.index(worst)}{above}{others}{end}"
             found.append(AnswerWarning(signal, text))
         return found
 

@@ -10,6 +10,7 @@ import pytest
 from tests.draws import generator
 from tests.service.tiny import tiny_config
 from turbofno.models.core.config import Channel, ModelConfig, read_config
+from turbofno.models.core.statistics import LARGEST
 from turbofno.models.zoo import TRAINED
 from turbofno.service.answer_warnings import (
     BOUNDS,
@@ -59,6 +60,14 @@ def test_one_field_is_not_numbered_and_a_value_at_the_threshold_does_not_warn(
 def test_a_signal_that_is_no_number_warns(flow: ModelConfig) -> None:
     (one,) = AnswerWarnings(flow, (64, 64)).of_trust({"residual": (0.0, math.nan, 0.01)})
     assert one.text.startswith("residual nan of field 1 is above")
+
+
+@pytest.mark.parametrize(("others", "place"), [((), ""), ((0.0,), " of field 0")])
+def test_the_largest_value_stands_for_larger_and_unknown_ones(
+    others: tuple[float, ...], place: str, flow: ModelConfig
+) -> None:
+    (one,) = AnswerWarnings(flow, (64, 64)).of_trust({"residual": (LARGEST, *others)})
+    assert one.text.startswith(f"residual 1e+06 (or more, or unknown){place} is above")
 
 
 def test_a_residual_that_is_absent_beside_the_distance_warns(flow: ModelConfig) -> None:
