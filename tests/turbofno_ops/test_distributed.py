@@ -61,7 +61,7 @@ def on_cpus(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return checked("gloo", request.param, tmp_path_factory.mktemp("gloo"))
 
 
-@pytest.fixture(scope="module", params=[2, 4, 8])
+@pytest.fixture(scope="module", params=[1, 2, 4, 8])
 def on_gpus(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     count, there = request.param, torch.cuda.device_count()
     if count > there:
