@@ -74,14 +74,7 @@ class AsgiCall(Call):
             pass
 
     async def serve(self) -> None:
-        try:
-            reply = await self.operation.run(self)
-        except ClientLeft:
-            raise
-        except Exception as error:
-            reply = problem(self, error)
-        # Behind the error's end, so that its fields are not held while the client reads.
-        await self.reply(reply)
+        await self.reply(await self.operation.run(self))
 
     async def reply(self, reply: Reply) -> None:
         """Send a reply. Closes its stream, however far it came."""
@@ -129,30 +122,32 @@ class CallMiddleware:
         call = AsgiCall(scope, receive, send, self._context)
         token = request_id.set(call.request_id)
         try:
-            self._check_begun()
-            if (reply := begin(call)) is not None:
+            reply = await self._serve(call)
+            # Behind the error's end, so that its fields are not held while the client reads.
+            if reply is not None:
                 await call.reply(reply)
-            else:
-                if call.method in _BODILESS:
-                    call.skip_body()
-                await unless_left(call, call.serve())
-        except ClientLeft:
-            if call.started_reply:
-                call.status = CLIENT_CLOSED_REQUEST
-            else:
-                await call.reply(Reply(CLIENT_CLOSED_REQUEST))
-        except Exception as error:
-            if call.started_reply:
-                raise
-            await call.reply(problem(call, error))
-        except asyncio.CancelledError:
-            if call.started_reply:
-                raise
-            # Not raised again, since it is answered: the server would log a traceback for each.
-            await call.reply(stopped(call))
         finally:
             self._context.access_log.close(call, call.status, call.sent)
             request_id.reset(token)
+
+    async def _serve(self, call: AsgiCall) -> Reply | None:
+        """Serve a request. Returns the reply that is not sent yet: one that needs no body, or an error's."""
+        try:
+            self._check_begun()
+            if (reply := begin(call)) is not None:
+                return reply
+            if call.method in _BODILESS:
+                call.skip_body()
+            await unless_left(call, call.serve())
+        except ClientLeft:
+            call.status = CLIENT_CLOSED_REQUEST
+            return None if call.started_reply else Reply(CLIENT_CLOSED_REQUEST)
+        except (Exception, asyncio.CancelledError) as error:
+            if call.started_reply:
+                raise
+            # A cancellation that is answered is not raised again: the server would log a traceback for each.
+            return problem(call, error) if isinstance(error, Exception) else stopped(call)
+        return None
 
     def _check_begun(self) -> None:
         """Raise Unavailable if nothing starts the engine: one that `create_app` was given may run without the lifespan."""
