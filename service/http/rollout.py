@@ -35,7 +35,7 @@ from turbofno.service.http.inference import JSON_FACTOR, count_warnings, engine_
 from turbofno.service.http.parameters import Parameter, integer, seconds_allowed
 from turbofno.service.http.predict import alignment, fields_reply, read_fields, status_headers
 from turbofno.service.http.route import route
-from turbofno.service.http.trust import TRUST_HEADERS, trust_headers
+from turbofno.service.http.trust import trust_headers
 from turbofno.service.settings import env_name
 
 _FRAMES = "(all|last|[1-9][0-9]{0,8})"
@@ -63,7 +63,7 @@ _EVERY = {"all": 1, "last": 0}
 _SUCCESS = {
     "description": "The frames, named as the input was, stacked on a first axis of time; in the form that Accept "
     "asks for, by default that of the request. Or a stream of them, if Accept names one of its two forms.",
-    "headers": {**openapi.ANSWER_HEADERS, **TRUST_HEADERS},
+    "headers": {**openapi.ANSWER_HEADERS, **openapi.TRUST_HEADERS},
     "content": {
         **openapi.formats(CODECS, schema=openapi.schema_of(openapi.FramesAnswer)),
         RECORDS.media_type: {"schema": {"type": "string", "format": "binary"}},

@@ -1,8 +1,6 @@
-"""Trust signals of answers: status texts, headers and their OpenAPI description."""
+"""Trust signals of answers: their meanings, status texts and headers."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from turbofno.models.core.config import ModelConfig
 from turbofno.models.core.statistics import INPUT_DISTANCE, RESIDUAL
@@ -26,15 +24,6 @@ OF_FRAMES = "for each frame, one value per field: the largest of the steps since
 TRUST_HEADER = "X-Trust"
 NOT_COMPUTED = "trust signals could not be computed, or the field was cut over several devices"
 WHY_NO_SIGNALS = "the reason why the answer has no trust signals; absent if it has"
-TRUST_HEADERS: dict[str, Any] = {
-    TRUST_HEADER: {"description": WHY_NO_SIGNALS, "schema": {"type": "string"}}
-} | {
-    f"X-Trust-{name.replace('_', '-').title()}": {
-        "description": meaning,
-        "schema": {"type": "number"},
-    }
-    for name, meaning in LARGEST.items()
-}
 
 
 def trust_status(config: ModelConfig, *, enabled: bool) -> str:
