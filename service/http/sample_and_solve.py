@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+import msgspec
+
 from turbofno.models.core.config import Channel
 from turbofno.service.codec.fields import (
     INPUT,
@@ -64,17 +66,15 @@ _OF_SOLVED_FIELD = (_SEED_OR_BODY, _STEPS)
 
 
 class Parameters(NamedTuple):
-    job: Job | None
-    """None: the field to solve is in the body."""
-    steps: int
-    reader: Codec
+    job: Job
+    reader: Codec | None
+    """Of the field to solve in the body; None: the job draws a sample."""
     writer: Codec
 
 
 def _parse_sample(call: Call, _: Mapping[str, Any]) -> Parameters:
     _solver(call)
-    job = _sample_job(call, (_SEED, _GRID))
-    return Parameters(job, 0, NPY, codec_for_answer(call.header(b"accept"), request=NPY))
+    return _of_sample(call, (_SEED, _GRID))
 
 
 def _parse_solve(call: Call, given: Mapping[str, Any]) -> Parameters:
@@ -84,16 +84,14 @@ def _parse_solve(call: Call, given: Mapping[str, Any]) -> Parameters:
     if steps > 1 and config.time_step is None:
         raise BadRequest(f"model {config.name!r} has no time step, so 'steps' can only be 1")
     if given["seed"] is not None:
-        writer = codec_for_answer(call.header(b"accept"), request=NPY)
-        job = _sample_job(call, (_SEED_OR_BODY, _GRID, _STEPS), steps=steps)
-        return Parameters(job, steps, NPY, writer)
+        return _of_sample(call, (_SEED_OR_BODY, _GRID, _STEPS), steps=steps)
     read_query(call, _OF_SOLVED_FIELD, hint=" for a field in the body")
     if not _has_body(call):
         raise BadRequest(
             "the request has neither the seed of a sample nor a body: give the parameter 'seed' to solve a sample, or send the "
             "field to solve"
         )
-    return Parameters(None, steps, *codecs(call))
+    return Parameters(_job(call, solve=True, steps=steps), *codecs(call))
 
 
 def _has_body(call: Call) -> bool:
@@ -138,7 +136,7 @@ async def solve(call: Call) -> Reply:
     A sample is solved as the function that it is, on the solver's own grid; a field is first interpolated.
     """
     parameters, config = call.parameters, call.served.config
-    if parameters.job is not None:
+    if parameters.reader is None:
         if _has_body(call):
             raise BadRequest(
                 "the request has both the seed of a sample and a body: leave out the parameter 'seed' to solve the field "
@@ -149,7 +147,7 @@ async def solve(call: Call) -> Reply:
     fields, form = await read_fields(call, parameters.reader)
     if len(fields) != 1:
         raise InvalidField(f"the solver takes one field a request, the body has {len(fields)}")
-    job = _job(call, solve=True, steps=parameters.steps, shape=fields.shape[1:])
+    job = msgspec.structs.replace(parameters.job, shape=fields.shape[1:])
     field = await _solved(call, job, fields[0])
     return await _answer(call, arrays_from_fields(field[None], config, form), config.outputs)
 
@@ -168,8 +166,8 @@ def _solver(call: Call) -> SolverProcess:
     return solver
 
 
-def _sample_job(call: Call, known: tuple[Parameter, ...], *, steps: int = 0) -> Job:
-    """The job that draws a sample, and solves it if `steps` is above 0. Raises BadRequest, InvalidField.
+def _of_sample(call: Call, known: tuple[Parameter, ...], *, steps: int = 0) -> Parameters:
+    """The parameters to draw a sample, and to solve it if `steps` is above 0. Raises BadRequest, InvalidField, NotAcceptable.
 
     The query may have the `known` parameters and those of the model's sampler.
     """
@@ -184,9 +182,8 @@ def _sample_job(call: Call, known: tuple[Parameter, ...], *, steps: int = 0) -> 
         values = complete(sampler, {name: given[name] for name in names if given[name] is not None})
     except ValueError as error:
         raise BadRequest(str(error)) from None
-    return _job(
-        call, solve=steps > 0, seed=given["seed"], points=points, values=values, steps=steps
-    )
+    job = _job(call, solve=steps > 0, seed=given["seed"], points=points, values=values, steps=steps)
+    return Parameters(job, None, codec_for_answer(call.header(b"accept"), request=NPY))
 
 
 def _job(call: Call, **options: Any) -> Job:
