@@ -53,12 +53,14 @@ class QueueCapacity:
         return self._waiting[model, version]
 
     def reserve(self, ticket: Ticket) -> None:
-        """Count a ticket's fields as waiting.
+        """Count a ticket's fields as waiting, and against its quota until `release_quota`.
 
         Raises:
-            QueueFull: the queue is full, or its backlog would make the ticket miss its deadline.
+            PayloadTooLarge: the request alone is over a quota.
+            QueueFull: a quota is used up, the queue is full, or its backlog would make the ticket miss its deadline.
         """
         kind, deadline = ticket.kind, ticket.request.deadline
+        self._check_quota(ticket.request)
         self.check(kind.bucket.model, kind.bucket.version, ticket.size)
         if deadline is not None:
             allowed, flow = deadline - ticket.arrival, kind.flow
@@ -72,6 +74,7 @@ class QueueCapacity:
                     wait * _MARGIN - allowed,
                 )
         self._count(kind, ticket.size, min(ticket.size, self._batch_limit(kind)))
+        self._count_quota(ticket.request, ticket.size)
 
     def reserve_all(self, tickets: Sequence[Ticket], *, at_once: bool = False) -> bool:
         """Reserve for tickets of one kind together, if even the last of them fits behind the others and none has a quota.
@@ -126,22 +129,28 @@ class QueueCapacity:
 
     @contextmanager
     def quota(self, request: PredictRequest) -> Iterator[None]:
-        """Hold the quota of a request; see `acquire_quota`."""
-        self.acquire_quota(request)
-        try:
-            yield
-        finally:
-            self.release_quota(request)
-
-    def acquire_quota(self, request: PredictRequest) -> None:
-        """Count a request's fields against the limits of its model and its caller, until `release_quota`.
+        """Count a request's fields against the limits of its model and its caller.
 
         Raises:
             PayloadTooLarge: the request alone is over a limit.
             QueueFull: it is over a limit together with the fields now in progress.
         """
-        fields, quotas = len(request.fields), self._quotas(request)
-        for (scope, name), limit in quotas:
+        self._check_quota(request)
+        self._count_quota(request, len(request.fields))
+        try:
+            yield
+        finally:
+            self.release_quota(request)
+
+    def release_quota(self, *requests: PredictRequest) -> None:
+        """Undo what `reserve` or `quota` counted against quotas; requests without a limit are ignored."""
+        if self._quota_used:
+            for request in requests:
+                self._count_quota(request, -len(request.fields))
+
+    def _check_quota(self, request: PredictRequest) -> None:
+        fields = len(request.fields)
+        for (scope, name), limit in self._quotas(request):
             used = self._quota_used[scope, name]
             if used + fields <= limit:
                 continue
@@ -153,16 +162,10 @@ class QueueCapacity:
                 f"its limit is {limit}{setting}."
             )
             raise self.over_limit(f"{scope}_fields", request.model, message, never=fields > limit)
-        for key, _ in quotas:
-            self._quota_used[key] += fields
 
-    def release_quota(self, *requests: PredictRequest) -> None:
-        """Undo `acquire_quota`; requests without a limit are ignored."""
-        if not self._quota_used:
-            return
-        for request in requests:
-            for key, _ in self._quotas(request):
-                self._quota_used[key] -= len(request.fields)
+    def _count_quota(self, request: PredictRequest, fields: int) -> None:
+        for key, _ in self._quotas(request):
+            self._quota_used[key] += fields
 
     def _quotas(self, request: PredictRequest) -> list[tuple[tuple[str, str], int]]:
         """A request's limits: (("caller" or "model", its name), most fields in progress)."""

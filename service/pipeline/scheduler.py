@@ -426,12 +426,7 @@ class Scheduler:
     def _reserve(self, ticket: Ticket) -> bool:
         """True if the ticket got its capacity; else it was refused."""
         try:
-            self._capacity.acquire_quota(ticket.request)
-            try:
-                self._capacity.reserve(ticket)
-            except ServiceError:
-                self._capacity.release_quota(ticket.request)
-                raise
+            self._capacity.reserve(ticket)
         except ServiceError as error:
             # The frames of its traceback refer to the ticket, which keeps it: a cycle.
             self._refuse(ticket, error.with_traceback(None))
