@@ -203,7 +203,7 @@ class Scheduler:
         job = self._jobs.next()
         if job is None:
             return False
-        self._dispatch(job.start, partial(self._finish_job, job), is_job=True)
+        self._dispatch(job.start, partial(self._finish_job, job))
         return True
 
     def _dispatch_batch(self) -> bool:
@@ -255,8 +255,6 @@ class Scheduler:
         work: Start[T],
         finish: Finish[T],
         attempt: Callable[[], Callable[[], T] | None] | None = None,
-        *,
-        is_job: bool = False,
     ) -> None:
         """Have `work` started on the device thread, or by `attempt` on the event loop."""
         self._in_flight += 1
@@ -266,9 +264,7 @@ class Scheduler:
             before, self._free_since = self._free_since, time.monotonic()
             seconds = self._free_since - max(dispatched, before)
             try:
-                self._loop.call_soon_threadsafe(
-                    self._after, finish, result, seconds, is_job, self._pump
-                )
+                self._loop.call_soon_threadsafe(self._after, finish, result, seconds, self._pump)
             except RuntimeError:
                 logger.warning("a batch ended after the service had stopped; it is dropped")
 
@@ -284,21 +280,16 @@ class Scheduler:
             result = Context().run(lambda: work()())
         except Exception as error:
             result = error
-        self._after(finish, result, time.monotonic() - began, False, self._schedule_pump)
+        self._after(finish, result, time.monotonic() - began, self._schedule_pump)
 
     def _after(
         self,
         finish: Finish[T],
         result: T | BaseException,
         seconds: float,
-        was_job: bool,
         go_on: Callable[[], None],
     ) -> None:
         self._in_flight -= 1
-        if was_job:
-            self._jobs.note_job(seconds)
-        else:
-            self._capacity.note_jobs(self._jobs.note_batch(seconds), seconds)
         self.on_free()
         try:
             finish(result, seconds)
@@ -308,6 +299,7 @@ class Scheduler:
                 (self._schedule_pump if self._in_flight else go_on)()
 
     def _finish_job(self, job: Job[T], result: T | BaseException, seconds: float) -> None:
+        self._jobs.note_job(seconds)
         # It may have freed models, or captured graphs that evicted others.
         self._short_starts.forget()
         if isinstance(result, DeviceLost):
@@ -315,9 +307,10 @@ class Scheduler:
         job.end(result, seconds)
 
     def _finish_batch(
-        self, report: BatchReport, result: BatchReport | BaseException, _seconds: float
+        self, report: BatchReport, result: BatchReport | BaseException, seconds: float
     ) -> None:
         """End a batch, which gave its report, or an error instead."""
+        self._capacity.note_jobs(self._jobs.note_batch(seconds), seconds)
         self._capacity.end_batch(time.monotonic())
         if failed := isinstance(result, BaseException):
             logger.error("the device thread failed on a batch", exc_info=result)
@@ -410,11 +403,9 @@ class Scheduler:
     def _alone(self, tickets: Sequence[Ticket]) -> list[Ticket]:
         """Tickets for the single requests, without those that nobody wants any more."""
         alone = [one for ticket in tickets for one in ticket.alone()]
-        unwanted = [one for one in alone if one.settled]
-        for ticket in unwanted:
-            ticket.ended, ticket.error = True, CANCELLED
-        if unwanted:
-            self._on_ended(unwanted)
+        for one in alone:
+            if one.settled:
+                self._refuse(one, CANCELLED)
         return [one for one in alone if not one.ended]
 
     def _fitting(self, ticket: Ticket) -> list[Ticket]:
