@@ -1,6 +1,6 @@
 """Messages between the first rank of an engine of several devices and the others.
 
-A command is a call of a method of every rank's slabs; arrays are sent as (number of the shared memory, byte offset, shape).
+A command is a call of a method of every rank's slabs; arrays are sent as references.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import msgspec
 from turbofno.service.engine.interface import Fields
 
 Reference: TypeAlias = tuple[int, int, Sequence[int]]
+"""Of an array: the number of the shared memory, the byte offset there, and the shape."""
 
 _ARRAY = 0
 """Code of MessagePack's extension type."""
@@ -46,7 +47,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 Answer: TypeAlias = Done | Failed
 
 
-def encoder(refer: Callable[[Fields], Reference]) -> msgspec.msgpack.Encoder:
+def encoder(refer: Callable[[Fields], Reference | None]) -> msgspec.msgpack.Encoder:
     """An encoder of commands; `refer` returns the reference of an array."""
     encode = msgspec.msgpack.encode
     return msgspec.msgpack.Encoder(

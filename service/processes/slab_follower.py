@@ -6,22 +6,23 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
+import torch.distributed as dist
 
 from turbofno.models.core.checkpoint import load_model
 from turbofno.models.core.config import Precision
 from turbofno.service.engine.interface import Fields
 from turbofno.service.pipeline.worker import arithmetic_threads
-from turbofno.service.processes.launch import Launch
+from turbofno.service.processes.launch import Launch, enter
 from turbofno.service.processes.memory import AttachedMemory, SlotMemory
 from turbofno.service.processes.messages import Attach
 from turbofno.service.processes.slab_commands import Answer, Done, Failed, decoder
-from turbofno.service.processes.slab_group import join
 from turbofno.service.runtime.device import prepare_device
 from turbofno.service.runtime.page_locked import lock
 from turbofno.service.runtime.slabs import Slabs, Start
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from turbofno.service.runtime.slabs import Energies
 
 logger = logging.getLogger(__name__)
+
+START_SECONDS = 60.0
+"""Most time to join, and to make tables, connections and CUDA graphs for a new grid."""
 
 
 class Follower(Slabs):
@@ -77,6 +81,7 @@ def _mapped(attachment: Attach) -> AttachedMemory:
 
 def run(launch: Launch, connection: Connection) -> int:
     """Run the commands of the first rank, from this connection, until that ends. Returns the exit status."""
+    enter(launch)
     settings = launch.settings
     try:
         device = prepare_device(settings)
@@ -106,3 +111,20 @@ def run(launch: Launch, connection: Connection) -> int:
             logger.exception("%s failed", command.method)
             answer = Failed(f"{type(error).__name__}: {error}")
         connection.send_bytes(msgspec.msgpack.encode(answer))
+
+
+def join(launch: Launch, device: torch.device) -> None:
+    """Join the group of an engine, whose ranks are all on this machine."""
+    for backend in ("GLOO", "NCCL"):
+        os.environ.setdefault(f"{backend}_SOCKET_IFNAME", "lo")
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        init_method=f"file://{launch.store}",
+        rank=launch.rank,
+        world_size=len(launch.devices),
+        timeout=timedelta(seconds=START_SECONDS),
+        device_id=device if on_gpu else None,
+    )

@@ -11,16 +11,14 @@ import asyncio
 import itertools
 import logging
 import os
-import socket
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -28,7 +26,6 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 
 from turbofno.models.core.checkpoint import LoadedModel
@@ -37,8 +34,9 @@ from turbofno.service.engine.interface import Fields
 from turbofno.service.engine.out_of_memory import out_of_memory
 from turbofno.service.errors import DeviceLost
 from turbofno.service.metrics import Metrics
+from turbofno.service.processes import slab_follower
 from turbofno.service.processes.child_process import ChildProcess, in_thread
-from turbofno.service.processes.launch import Launch, enter, run_to_the_end
+from turbofno.service.processes.launch import Launch, run_to_the_end
 from turbofno.service.processes.liveness import HEARTBEAT_SECONDS
 from turbofno.service.processes.memory import SlotMemory
 from turbofno.service.processes.messages import Attach
@@ -56,8 +54,6 @@ from turbofno.service.runtime.slabs import Slabs
 
 logger = logging.getLogger(__name__)
 
-START_SECONDS = 60.0
-"""Most time to join, and to make tables, connections and CUDA graphs for a new grid."""
 LOST = "a device of this engine's group was lost, and the engine is started again; retry"
 """The reason that clients get for a lost group."""
 _PATIENCE = 10.0
@@ -104,45 +100,21 @@ def fork(launch: Launch) -> tuple[Launch, list[Rank]]:
     # Like other shared memory here it has no name, so nothing stays behind.
     store = os.memfd_create("turbofno-store")
     launch = replace(launch, parent=os.getpid(), store=f"/proc/{os.getpid()}/fd/{store}")
-    forked: list[tuple[int, socket.socket]] = []
+    forked: list[tuple[int, Connection]] = []
     for rank, device in enumerate(others, 1):
-        ours, theirs = socket.socketpair()
+        ours, theirs = Pipe()
         pid = os.fork()
         if not pid:
             for _, of_another in (*forked, (0, ours)):
                 of_another.close()
             settings = launch.settings.model_copy(update={"device": device})
-            run_to_the_end(partial(_follow, replace(launch, rank=rank, settings=settings), theirs))
+            follower = replace(launch, rank=rank, settings=settings)
+            run_to_the_end(partial(slab_follower.run, follower, theirs))
         theirs.close()
         forked.append((pid, ours))
     return launch, [
-        Rank(number, ChildProcess(pid), Connection(ours.detach()))
-        for number, (pid, ours) in enumerate(forked, 1)
+        Rank(number, ChildProcess(pid), ours) for number, (pid, ours) in enumerate(forked, 1)
     ]
-
-
-def _follow(launch: Launch, first: socket.socket) -> int:
-    from turbofno.service.processes import slab_follower
-
-    enter(launch)
-    return slab_follower.run(launch, Connection(first.detach()))
-
-
-def join(launch: Launch, device: torch.device) -> None:
-    """Join the group of an engine, whose ranks are all on this machine."""
-    for backend in ("GLOO", "NCCL"):
-        os.environ.setdefault(f"{backend}_SOCKET_IFNAME", "lo")
-    on_gpu = device.type == "cuda"
-    if on_gpu:
-        torch.cuda.set_device(device)
-    dist.init_process_group(
-        "nccl" if on_gpu else "gloo",
-        init_method=f"file://{launch.store}",
-        rank=launch.rank,
-        world_size=len(launch.devices),
-        timeout=timedelta(seconds=START_SECONDS),
-        device_id=device if on_gpu else None,
-    )
 
 
 class SlabGroup:
@@ -193,7 +165,7 @@ class SlabGroup:
                     if await process.wait() == os.EX_CONFIG:
                         raise ValueError(f"{group._ended()}; the lines above say why") from None
                     raise RuntimeError(group._ended()) from None
-            joined = asyncio.wrap_future(in_thread(partial(join, launch, devices[0])))
+            joined = asyncio.wrap_future(in_thread(partial(slab_follower.join, launch, devices[0])))
             waits: list[asyncio.Future[Any]] = [
                 asyncio.wrap_future(rank.process.ended) for rank in ranks
             ]
@@ -271,7 +243,7 @@ class SlabGroup:
             RuntimeError: one has no memory for it now (`out_of_memory`).
         """
         command = Command("load", (model, str(path), sha256, precision), answered=True)
-        _, answers = self._exchange(command, lambda: None, _PATIENCE * START_SECONDS)
+        _, answers = self._exchange(command, lambda: None, _PATIENCE * slab_follower.START_SECONDS)
         for rank, answer in zip(self._ranks, answers, strict=True):
             if isinstance(answer, Failed):
                 error = RuntimeError(f"rank {rank.number} cannot load it: {answer.error}")
@@ -288,7 +260,7 @@ class SlabGroup:
         """
         usual = self._known.get(key)
         if usual is None:
-            limit = START_SECONDS + _GUESSED_SECONDS * field_steps
+            limit = slab_follower.START_SECONDS + _GUESSED_SECONDS * field_steps
         else:
             limit = _PATIENCE * usual * field_steps
         began = time.perf_counter()
@@ -328,7 +300,7 @@ class SlabGroup:
 
     def shares(self, array: Fields) -> bool:
         """True if all ranks have this array."""
-        return self._place(array) is not None
+        return self._reference(array) is not None
 
     def shared(self, array: Fields) -> Fields:
         """The array, or a copy, in memory that all ranks have."""
@@ -379,18 +351,13 @@ class SlabGroup:
         del self._addresses[number]
         self._note("unmap", number)
 
-    def _place(self, array: Fields) -> tuple[int, int] | None:
-        """The number of an array's memory and its offset there."""
+    def _reference(self, array: Fields) -> Reference | None:
+        """None if not all ranks have this array."""
         address: int = array.__array_interface__["data"][0]
         for number, addresses in self._addresses.copy().items():
             if address in addresses:
-                return number, address - addresses.start
+                return number, address - addresses.start, array.shape
         return None
-
-    def _reference(self, array: Fields) -> Reference:
-        place = self._place(array)
-        assert place is not None
-        return *place, array.shape
 
     def _count(self, rank: int, seconds: float, memory_bytes: int) -> None:
         labels = self.name, str(rank)
