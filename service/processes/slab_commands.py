@@ -5,12 +5,14 @@ A command is a call of a method of every rank's slabs; arrays are sent as refere
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
 
 from turbofno.service.engine.interface import Fields
+from turbofno.service.runtime.slabs import Slabs
 
 Reference: TypeAlias = tuple[int, int, Sequence[int]]
 """Of an array: the number of the shared memory, the byte offset there, and the shape."""
@@ -20,12 +22,17 @@ _ARRAY = 0
 
 
 class Command(msgspec.Struct, frozen=True, array_like=True):
-    """Call a method of `slab_follower.Follower`."""
+    """Call a method of a rank's slabs."""
 
     method: str
     arguments: tuple[Any, ...]
     answered: bool
     """False for what does not take long and cannot fail."""
+
+    def run(self, slabs: Slabs) -> Done:
+        began = time.perf_counter()
+        value = getattr(slabs, self.method)(*self.arguments)
+        return Done(value, time.perf_counter() - began, slabs.memory_bytes())
 
 
 class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -42,6 +49,10 @@ class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The answer to a command that raised an error, which the rank has logged."""
 
     error: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Failed:
+        return cls(f"{type(error).__name__}: {error}")
 
 
 Answer: TypeAlias = Done | Failed

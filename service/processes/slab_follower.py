@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -22,7 +21,7 @@ from turbofno.service.pipeline.worker import arithmetic_threads
 from turbofno.service.processes.launch import Launch, enter
 from turbofno.service.processes.memory import AttachedMemory, SlotMemory
 from turbofno.service.processes.messages import Attach
-from turbofno.service.processes.slab_commands import Answer, Done, Failed, decoder
+from turbofno.service.processes.slab_commands import Answer, Failed, decoder
 from turbofno.service.runtime.device import prepare_device
 from turbofno.service.runtime.page_locked import lock
 from turbofno.service.runtime.slabs import Slabs, Start
@@ -99,17 +98,14 @@ def run(launch: Launch, connection: Connection) -> int:
             command = commands.decode(connection.recv_bytes())
         except EOFError:
             return 0
-        call = getattr(follower, command.method)
         if not command.answered:
-            call(*command.arguments)
+            command.run(follower)
             continue
-        began = time.perf_counter()
         try:
-            value = call(*command.arguments)
-            answer: Answer = Done(value, time.perf_counter() - began, follower.memory_bytes())
+            answer: Answer = command.run(follower)
         except Exception as error:
             logger.exception("%s failed", command.method)
-            answer = Failed(f"{type(error).__name__}: {error}")
+            answer = Failed.of(error)
         connection.send_bytes(msgspec.msgpack.encode(answer))
 
 

@@ -11,7 +11,6 @@ import asyncio
 import itertools
 import logging
 import os
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -82,10 +81,10 @@ class _Running:
         self.late = f"a command did not end within {seconds:.0f} s"
         """The error once none is left."""
 
-    def fail(self, error: Exception, seconds: float) -> None:
+    def fail(self, why: str, seconds: float) -> None:
         """The first rank failed: the others fail too, or wait for it in vain."""
         self.left = min(self.left, seconds)
-        self.late = f"rank 0 failed: {_named(error)}; the others did not end within {seconds:.0f} s"
+        self.late = f"rank 0 failed: {why}; the others did not end within {seconds:.0f} s"
 
 
 def fork(launch: Launch) -> tuple[Launch, list[Rank]]:
@@ -243,10 +242,11 @@ class SlabGroup:
             RuntimeError: one has no memory for it now (`out_of_memory`).
         """
         command = Command("load", (model, str(path), sha256, precision), answered=True)
-        _, answers = self._exchange(command, lambda: None, _PATIENCE * slab_follower.START_SECONDS)
-        for rank, answer in zip(self._ranks, answers, strict=True):
+        limit = _PATIENCE * slab_follower.START_SECONDS
+        answers, _ = self._exchange(command, lambda: Done(None, 0.0, 0), limit)
+        for rank, answer in enumerate(answers):
             if isinstance(answer, Failed):
-                error = RuntimeError(f"rank {rank.number} cannot load it: {answer.error}")
+                error = RuntimeError(f"rank {rank} cannot load it: {answer.error}")
                 raise error if out_of_memory(error) else ValueError(str(error))
 
     def run(self, method: str, *arguments: Any, key: object, field_steps: int) -> list[Any]:
@@ -263,35 +263,24 @@ class SlabGroup:
             limit = slab_follower.START_SECONDS + _GUESSED_SECONDS * field_steps
         else:
             limit = _PATIENCE * usual * field_steps
-        began = time.perf_counter()
-        mine, answers = self._exchange(
-            Command(method, arguments, answered=True),
-            lambda: getattr(self.slabs, method)(*arguments),
-            self._hang_seconds + limit,
+        command = Command(method, arguments, answered=True)
+        answers, error = self._exchange(
+            command, partial(command.run, self.slabs), self._hang_seconds + limit
         )
-        seconds = time.perf_counter() - began
-        failed = [
-            f"rank {rank.number} failed: {answer.error}"
-            for rank, answer in zip(self._ranks, answers, strict=True)
-            if isinstance(answer, Failed)
-        ]
-        if isinstance(mine, Exception):
-            same = f"{type(mine).__name__}:"
-            if all(isinstance(a, Failed) and a.error.startswith(same) for a in answers):
-                raise mine
-            raise self._lose(", ".join([f"rank 0 failed: {_named(mine)}", *failed])) from mine
-        if failed:
-            raise self._lose(", ".join(failed))
+        done = [answer for answer in answers if isinstance(answer, Done)]
+        errors = {n: answer.error for n, answer in enumerate(answers) if isinstance(answer, Failed)}
+        types = {why.partition(":")[0] for why in errors.values()}
+        if error is not None and not done and len(types) == 1:
+            raise error
+        if errors:
+            why = ", ".join(f"rank {rank} failed: {why}" for rank, why in errors.items())
+            raise self._lose(why) from error
         if len(self._known) == _MAX_KNOWN:
             self._known.clear()
-        self._known[key] = seconds / field_steps
-        self._count(0, seconds, self.slabs.memory_bytes())
-        values = [mine]
-        for rank, answer in zip(self._ranks, answers, strict=True):
-            assert isinstance(answer, Done)
-            self._count(rank.number, answer.seconds, answer.memory_bytes)
-            values.append(answer.value)
-        return values
+        self._known[key] = max(one.seconds for one in done) / field_steps
+        for rank, one in enumerate(done):
+            self._count(rank, one.seconds, one.memory_bytes)
+        return [one.value for one in done]
 
     def drop(self, method: str, number: int) -> None:
         """Call `remove`, `clear` or `forget` of the slabs of all ranks; on any thread, also in garbage collection."""
@@ -311,23 +300,22 @@ class SlabGroup:
         return copy
 
     def _exchange(
-        self, command: Command, own: Callable[[], object], seconds: float
-    ) -> tuple[object, list[Answer]]:
-        """The value or error of this rank, and the answers of the others."""
+        self, command: Command, own: Callable[[], Done], seconds: float
+    ) -> tuple[list[Answer], Exception | None]:
+        """The answers of all ranks, of this one by `own`, and its error."""
         self._running = _Running(seconds)
-        mine: object
+        error = None
         try:
             self._send(command)
             try:
-                mine = own()
-            except Exception as error:
-                mine = error
-                self._running.fail(error, self._hang_seconds)
-            return mine, [
-                self._decoder.decode(rank.connection.recv_bytes()) for rank in self._ranks
-            ]
-        except (EOFError, OSError) as error:
-            raise self._lose("a rank ended") from error
+                mine: Answer = own()
+            except Exception as raised:
+                error, mine = raised, Failed.of(raised)
+                self._running.fail(mine.error, self._hang_seconds)
+            others = [self._decoder.decode(rank.connection.recv_bytes()) for rank in self._ranks]
+            return [mine, *others], error
+        except (EOFError, OSError) as gone:
+            raise self._lose("a rank ended") from gone
         finally:
             self._running = None
 
@@ -363,10 +351,6 @@ class SlabGroup:
         labels = self.name, str(rank)
         self._metrics.rank_seconds.labels(*labels).inc(seconds)
         self._metrics.rank_memory.labels(*labels).set(memory_bytes)
-
-
-def _named(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _addresses(memory: NDArray[np.uint8]) -> range:
