@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from operator import attrgetter
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -37,9 +38,6 @@ from turbofno.service.processes.rollout_ring import copy_completely, ring_size
 from turbofno.service.settings import Settings
 
 logger = logging.getLogger(__name__)
-
-_MAX_CONFIGS = 256
-"""Number of configurations kept, including those of models reloaded since."""
 
 
 class EngineQueue(QueueCapacity):
@@ -83,8 +81,8 @@ class RemoteEngine:
         """Tries again to connect to the engines."""
         self._closed = False
         self._rollouts_ended = metrics.rollouts_ended
-        self._configs: dict[str, ModelConfig] = {}
-        """By digest: one object for all engines, as long as any of them serves it."""
+        self._configs: WeakValueDictionary[str, ModelConfig] = WeakValueDictionary()
+        """By digest: one object for all engines, as long as it is served, or a request that it was checked against is pending."""
         self._digests: dict[int, str] = {}
         """By id of the configuration."""
         self._links_of: dict[int, list[EngineLink]] = {}
@@ -232,11 +230,12 @@ class RemoteEngine:
     def _on_state(self) -> None:
         links = list(self._links.values())
         models = [model for link in links for model in link.state.models]
-        fresh: dict[str, ModelConfig] = {}
-        for digest, text in ((model.digest, model.config) for model in models if model.digest):
-            fresh[digest] = self._configs.get(digest) or ModelConfig.model_validate_json(text)
-        # Keep old ones: requests validated against them may still be pending.
-        self._configs = dict(list((self._configs | fresh).items())[-_MAX_CONFIGS:]) | fresh
+        published = {model.digest: model.config for model in models if model.digest}
+        served = {
+            digest: self._configs.get(digest) or ModelConfig.model_validate_json(text)
+            for digest, text in published.items()
+        }
+        self._configs.update(served)
         self._digests = {id(config): digest for digest, config in self._configs.items()}
         statuses: dict[tuple[str, str], ModelStatus] = {}
         for status in (model.status for model in models):
