@@ -162,13 +162,10 @@ def serve(listener: socket.socket, parent: int) -> int:
             # Front ends come first, and do not wait for PyTorch. What fails is logged before the connection ends.
             try:
                 run = _imported(launch)
-            except ImportError as error:
-                logger.critical("cannot start: %s; install the package again", error, exc_info=True)
-                # The next one would lack it, too.
-                run = partial(int, os.EX_CONFIG)
-            except ValueError as error:
-                # OpenTelemetry, which FastAPI imports, reads OTEL_PROPAGATORS meanwhile.
-                logger.critical("cannot start: %s", error, exc_info=True)
+            except (ImportError, ValueError) as error:
+                # ValueError: OpenTelemetry, which FastAPI imports, reads OTEL_PROPAGATORS. The next one would fail, too.
+                advice = "; install the package again" * isinstance(error, ImportError)
+                logger.critical("cannot start: %s%s", error, advice, exc_info=True)
                 run = partial(int, os.EX_CONFIG)
             keep_imports()
             if _forked(connection):
