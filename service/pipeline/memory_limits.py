@@ -24,21 +24,20 @@ class MemoryLimits:
     def __init__(self, batcher: Batcher, metrics: Metrics) -> None:
         self._batcher = batcher
         self._metrics = metrics
-        self._timers: dict[Bucket, asyncio.TimerHandle] = {}
-        self._seconds: dict[Bucket, float] = {}
-        """Of the last time, until full batches have fitted for as long."""
+        self._timers: dict[Bucket, tuple[asyncio.TimerHandle, float]] = {}
+        """With their seconds. The first one lifts a limit, the next forgets it, once full batches have fitted for as long."""
 
     def lower(self, bucket: Bucket, report: BatchReport) -> None:
         """After a batch was split, limit batches of its bucket to the size that fit."""
         self._metrics.out_of_memory_splits.labels(bucket.model, bucket.version).inc(report.splits)
         fields = max(1, report.largest_run)
-        seconds = self._seconds.get(bucket, SHORTEST)
+        seconds = SHORTEST
         if bucket in self._timers:
-            self._timers[bucket].cancel()
+            timer, seconds = self._timers[bucket]
+            timer.cancel()
             if bucket not in self._batcher.lowered:
                 seconds = min(2 * seconds, LONGEST)
-        self._seconds[bucket] = seconds
-        self._call_later(bucket, self._lift)
+        self._call_later(seconds, self._lift, bucket)
         self._batcher.lowered[bucket] = fields
         self._show(bucket)
         logger.warning(
@@ -46,17 +45,16 @@ class MemoryLimits:
             report.size, bucket.model, "x".join(map(str, bucket.shape)), fields, seconds,
         )  # fmt: skip
 
-    def _call_later(self, bucket: Bucket, function: Callable[[Bucket], None]) -> None:
-        loop = asyncio.get_running_loop()
-        self._timers[bucket] = loop.call_later(self._seconds[bucket], function, bucket)
+    def _call_later(
+        self, seconds: float, function: Callable[[Bucket], object], bucket: Bucket
+    ) -> None:
+        timer = asyncio.get_running_loop().call_later(seconds, function, bucket)
+        self._timers[bucket] = timer, seconds
 
     def _lift(self, bucket: Bucket) -> None:
         del self._batcher.lowered[bucket]
-        self._call_later(bucket, self._forget)
+        self._call_later(self._timers[bucket][1], self._timers.pop, bucket)
         self._show(bucket)
-
-    def _forget(self, bucket: Bucket) -> None:
-        del self._timers[bucket], self._seconds[bucket]
 
     def _show(self, bucket: Bucket) -> None:
         gauge, labels = self._metrics.lowered_batch_limit, (bucket.model, bucket.version)
