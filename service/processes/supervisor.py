@@ -191,28 +191,23 @@ class Supervisor:
         child.last_heartbeat = time.monotonic()
         if self._stop.is_set():
             process.kill()
-        watching = asyncio.create_task(self._kill_if_silent(child))
-        status = await process.wait()
-        watching.cancel()
-        self._on_exit(launch)
-        return status
-
-    async def _kill_if_silent(self, child: _Child) -> None:
-        while True:
+        ended = asyncio.create_task(process.wait())
+        while not ended.done():
             before = time.monotonic()
-            await asyncio.sleep(HEARTBEAT_SECONDS)
+            await asyncio.wait((ended,), timeout=HEARTBEAT_SECONDS)
             late = time.monotonic() - before - HEARTBEAT_SECONDS
             if late > HEARTBEAT_SECONDS:
                 # The supervisor was stopped itself, perhaps with all others (a paused container).
                 child.last_heartbeat += late
             patience = self._settings.hang_seconds if child.heartbeat else START_SECONDS
             silent = time.monotonic() - child.last_heartbeat
-            if silent > patience:
-                logger.error(
-                    "%s sent no heartbeat for %.1f s; killing it", child.launch.name, silent
-                )
-                child.send(signal.SIGKILL)
-                return
+            if silent > patience and process.returncode is None:
+                logger.error("%s sent no heartbeat for %.1f s; killing it", launch.name, silent)
+                process.kill()
+                break
+        status = await ended
+        self._on_exit(launch)
+        return status
 
     async def _terminate(self, role: str, seconds: float) -> None:
         """Terminate all processes of a role; kill those still running after that time."""
