@@ -55,8 +55,7 @@ class _FrontEnd:
     channel: Channel
     answers: dict[int, _Answer] = field(default_factory=dict)
     """Of joined ones the same for each of them."""
-    rollouts: dict[int, asyncio.Task[None]] = field(default_factory=dict)
-    writers: dict[int, Writer] = field(default_factory=dict)
+    rollouts: dict[int, tuple[asyncio.Task[None], Writer]] = field(default_factory=dict)
 
     def send(self, message: messages.Message) -> None:
         self.channel.send(message, self.identity)
@@ -174,7 +173,7 @@ class EngineServer:
             for answer in dict.fromkeys(front_end.answers.values()):
                 if answer.ticket is not None:
                     self._engine.cancel(answer.ticket)
-            for rollout in front_end.rollouts.values():
+            for rollout, _ in front_end.rollouts.values():
                 rollout.cancel()
 
     def _refer(self, value: Any) -> Any:
@@ -215,17 +214,18 @@ class EngineServer:
     def _handle(self, front_end: _FrontEnd, message: messages.Message) -> None:
         match message:
             case messages.StartRollout():
-                rollout = asyncio.create_task(self._rollout(front_end, message))
-                front_end.rollouts[message.id] = rollout
+                writer = Writer(message.ring)
+                rollout = asyncio.create_task(self._rollout(front_end, message, writer))
+                front_end.rollouts[message.id] = rollout, writer
                 rollout.add_done_callback(partial(self._answer, front_end, message.id))
             case messages.Call():
                 call = asyncio.create_task(self._call(message))
                 self._calls.add(call)
                 call.add_done_callback(partial(self._answer, front_end, message.id))
-            case messages.Ack() if writer := front_end.writers.get(message.id):
-                writer.ack()
+            case messages.Ack() if running := front_end.rollouts.get(message.id):
+                running[1].ack()
             case messages.Cancel() if running := front_end.rollouts.get(message.id):
-                running.cancel()
+                running[0].cancel()
             case messages.Cancel() if answer := front_end.answers.get(message.id):
                 if answer.drop(message.id) and answer.ticket is not None:
                     self._engine.cancel(answer.ticket)
@@ -283,16 +283,14 @@ class EngineServer:
             error = _unexpected(number, front_end, error)
         front_end.send(_refused(number, error))
 
-    async def _rollout(self, front_end: _FrontEnd, message: messages.StartRollout) -> None:
+    async def _rollout(
+        self, front_end: _FrontEnd, message: messages.StartRollout, writer: Writer
+    ) -> None:
         initial = message.request.initial
         initial.fields = front_end.memory.copyable(initial.fields)
-        writer = front_end.writers[message.id] = Writer(message.ring)
-        try:
-            async with aclosing(self._engine.rollout(message.request)) as frames:
-                async for frame in frames:
-                    front_end.send(messages.FrameReady(message.id, await writer.put(frame)))
-        finally:
-            del front_end.writers[message.id]
+        async with aclosing(self._engine.rollout(message.request)) as frames:
+            async for frame in frames:
+                front_end.send(messages.FrameReady(message.id, await writer.put(frame)))
 
     async def _call(self, message: messages.Call) -> Any:
         method = getattr(self._engine, message.method)
@@ -405,4 +403,4 @@ async def run(launch: Launch, ranks: list[Rank]) -> int:
         from turbofno.service.tracing import setup
 
         await asyncio.to_thread(setup.stop)
-    return 1 if engine.failure or (group is not None and group.lost) else 0
+    return 1 if engine.failure else 0

@@ -153,9 +153,7 @@ def test_over_real_messages_a_rollout_ends_once_and_frees_its_memory() -> None:
             await anext(frames)
         del caught, frames, leaving
         (front_end,) = server._front_ends.values()
-        await until(
-            lambda: not (link._pending or front_end.rollouts or front_end.writers or engine.running)
-        )
+        await until(lambda: not (link._pending or front_end.rollouts or engine.running))
         assert (memory.used_bytes, link.fields_in_flight, link._frames) == (0, 0, {})
         link.close("over")
         server.close()
