@@ -134,7 +134,7 @@ class SlabGroup:
         """True if answers have trust signals."""
         self._hang_seconds = settings.hang_seconds
         # Frames wait here for their place in a front end's memory. Pages that were never used take no memory.
-        self.memory = SlotMemory(8 * max(1, settings.frontends) * settings.shared_memory_bytes)
+        self.memory = SlotMemory(8 * settings.frontends * settings.shared_memory_bytes)
         self._addresses = {_OWN_MEMORY: _addresses(self.memory.bytes)}
         """Of each memory that all ranks have mapped, by its number."""
         self._ranks = ranks

@@ -84,8 +84,8 @@ class Supervisor:
         self._endpoint = new_endpoint()
         self._fork_server = fork_server or ForkServer()
         first = partial(Launch, generation=0, parent=os.getpid(), endpoint=self._endpoint)
-        self._sums = SumsMemory(settings) if frontends else None
-        sums = "" if self._sums is None else self._sums.file
+        self._sums = SumsMemory(settings)
+        sums = self._sums.file
         self._children = [
             *(
                 _Child(first("frontend", i, settings=settings, banner=banner and i == 0, sums=sums))
@@ -252,7 +252,7 @@ class Supervisor:
                 scrape.set_result(None)
         if launch.role == "engine":
             self._send_engines()
-        elif self._sums is not None:
+        else:
             self._sums.forget(launch.index)
 
     def _send_engines(self) -> None:
