@@ -277,8 +277,8 @@ class _Group:
         except Exception as error:
             await self._on_failure(chosen, error)
             return
-        self._adapt_steps(seconds, steps)
-        self.fields = fields
+        fitting = max(1, int(_TURN_SECONDS * steps / max(seconds, 1e-6)))
+        self.steps, self.fields = min(fitting, 2 * self.steps, _MAX_STEPS), fields
         labels = (self.model.name, self.model.version)
         self.metrics.rollout_steps.labels(*labels).inc(fields * steps)
         self.metrics.rollout_batch_size.labels(*labels).observe(fields)
@@ -308,11 +308,6 @@ class _Group:
             for state in chosen[0].states
             for start in range(0, len(state), self.limit)
         ]
-
-    def _adapt_steps(self, seconds: float, steps: int) -> None:
-        """Set the steps of the next turn, by the device time of this one."""
-        fitting = max(1, int(_TURN_SECONDS * steps / max(seconds, 1e-6)))
-        self.steps = min(fitting, 2 * self.steps, _MAX_STEPS)
 
     async def _on_failure(self, chosen: list[_Member], error: Exception) -> None:
         """Retry in smaller batches or each rollout alone (a failed turn changes no state), or fail the members."""
