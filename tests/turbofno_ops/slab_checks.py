@@ -575,33 +575,85 @@ def errors_are_explained() -> None:
 
 
 def processes_that_differ() -> None:
-    """Each gives its slab of a grid, of a batch, and options of its own: all of them learn it, and go on. One alone is right."""
+    """All of them learn in what they differ, or that one failed, and go on. One alone is right."""
     where, rank, count = device(), dist.get_rank(), dist.get_world_size()
     rows, columns = 13 * count, 9 + rank % 2
-    compiled = distributed.compile_fno(network(PLAIN).description(), device=where)
+    description = network(PLAIN).description()
+    compiled = distributed.compile_fno(description, device=where)
     weight = torch.randn(2, 2, 2, 2, dtype=torch.complex64, device=where)
     x = torch.randn(1, 2, 13, columns, device=where)
     same = x[..., :9].contiguous()
 
-    def refused(given: str = "") -> AbstractContextManager[object]:
-        words = "all processes of the group must call it alike, and they do not"
-        words += f"; rank {rank} of {count} gives {given}"
+    def refused(words: str) -> AbstractContextManager[object]:
         return raises(ValueError, words) if count > 1 else nullcontext()
 
-    with refused(f"batch 1, size {(rows, columns)}"):
+    def refused_for(*names: str, given: str = "") -> AbstractContextManager[object]:
+        words = "all processes of the group must call it alike, and they differ in "
+        return refused(f"{words}{', '.join(names)}; rank {rank} of {count} gives {given}")
+
+    def refused_for_weights() -> AbstractContextManager[object]:
+        return refused("the weights of rank 1 are not those of rank 0; load the same")
+
+    size = (rows, 9)
+    with refused_for(
+        "size", given=f"network {compiled._structure}, batch 1, size {(rows, columns)}"
+    ):
         compiled(x, (rows, columns))
-    with refused(f"batch {1 + rank % 2}, size {(rows, 9)}"):
-        compiled(same.expand(1 + rank % 2, -1, -1, -1), (rows, 9))
-    with refused():
+    with refused_for("batch"):
+        compiled(same.expand(1 + rank % 2, -1, -1, -1), size)
+    with refused_for("size"):
         distributed.fourier_layer(x, weight, (rows, columns))
-    with refused():
+    with refused_for("activation"):
         activation = ("none", "gelu")[rank % 2]
-        distributed.fourier_layer(same, weight, (rows, 9), activation=activation)
-    with refused():
+        distributed.fourier_layer(same, weight, size, activation=activation)
+    with refused_for("skip_weight", "bias"):
+        given = {"skip_weight": torch.eye(2, device=where), "bias": torch.ones(2, device=where)}
+        distributed.fourier_layer(same, weight, size, **(given if rank % 2 else {}))
+    with refused_for("size"):
         distributed.rfftn(x, (rows, columns))
-    with refused():
-        distributed.rfftn(same, (rows, 9), norm=("forward", "backward")[rank % 2])
-    assert compiled(same, (rows, 9)).shape == (1, 3, 13, 9)
+    with refused_for("norm"):
+        distributed.rfftn(same, size, norm=("forward", "backward")[rank % 2])
+    with refused_for("function", "dtype"):
+        (distributed.rfftn, distributed.fftn)[rank % 2](same, size, norm="ortho")
+
+    with refused_for_weights():
+        distributed.fourier_layer(same, weight * (1 + rank % 2), size)
+    assert distributed.fourier_layer(same, weight, size).shape == same.shape
+    assert compiled(same, size).shape == (1, 3, 13, 9)
+    with refused_for("network"):
+        other = distributed.compile_fno(description, device=where, max_batch=1 + rank % 2)
+        other(same, size)
+    for factor, expected in (
+        (1 + rank % 2, refused_for_weights()),
+        (1 + 1e-7 * rank, nullcontext()),
+    ):
+        torch.manual_seed(0)
+        module = network(PLAIN)
+        for parameter in module.parameters():
+            parameter.mul_(factor)
+        with expected:
+            distributed.compile_fno(module.description(), device=where)(same, size)
+
+    # the last one gives a slab, channels or a dtype that are wrong: it learns it, and the others do not wait for it
+    last = count - 1
+    wrong = rank == last
+
+    def failed(kind: type[Exception], words: str) -> AbstractContextManager[object]:
+        own = f"rank {last} of {count} failed; its error says why"
+        return raises(kind, words) if wrong else raises(ValueError, own)
+
+    rows_missing = same[:, :, int(wrong) :]
+    with failed(ValueError, "its slab"):
+        compiled(rows_missing.expand(3, -1, -1, -1), size)
+    with failed(ValueError, "x must be [batch, 2, *grid]"):
+        compiled(same[:, int(wrong) :].expand(3, -1, -1, -1), size)
+    with failed(TypeError, "the network was compiled for"):
+        compiled(same.expand(3, -1, -1, -1).to(torch.float16 if wrong else same.dtype), size)
+    with failed(ValueError, "its slab"):
+        distributed.fourier_layer(rows_missing.expand(3, -1, -1, -1), weight, size)
+    with failed(ValueError, "its slab"):
+        distributed.ifftn(rows_missing, size)
+    assert compiled(same.expand(3, -1, -1, -1), size).shape == (3, 3, 13, 9)
 
 
 CHECKS: tuple[Callable[[], None], ...] = (

@@ -84,7 +84,7 @@ def test_on_gpus(on_gpus: Outcomes, check: str) -> None:
 def test_the_kernels_are_asked_about_every_slab(monkeypatch: pytest.MonkeyPatch) -> None:
     chain = compile_fno(network(slab_checks.PLAIN).description(), device="cpu")._chain
     cut = Slab(cast("dist.ProcessGroup", None), rank=0, count=4)
-    compiled = SlabFNO(chain, torch.device("cpu"), "fp32", (1,), GraphCache(), cut)
+    compiled = SlabFNO("", [], chain, torch.device("cpu"), "fp32", (1,), GraphCache(), cut)
     compiled.backend = "cuda"
     asked: set[object] = set()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 
 import torch
 
@@ -14,7 +15,8 @@ from turbofno_ops._slab import Slab
 from turbofno_ops._validation import check_tensor, grid_of
 from turbofno_ops.description import Size
 from turbofno_ops.distributed._passes import Begin, passes_of
-from turbofno_ops.distributed.slabs import Group, agree, check_device, check_slab, slab_of
+from turbofno_ops.distributed.agreement import agree
+from turbofno_ops.distributed.slabs import Group, check_device, check_slab, slab_of
 from turbofno_ops.fft._arguments import SCALING_OF
 from turbofno_ops.fft._transform import Axis, Transform
 
@@ -48,11 +50,13 @@ def fftn(
     """Compute `torch.fft.fftn` of a field that is cut into slabs, over its last `len(size)` axes.
 
     All processes of the group call it together, with the same size, orders and norm. The first call of a kind compares them.
-    If later ones differ, the processes wait for each other until the group's timeout, fail, or give wrong results. In natural order a field is cut along its first transformed axis, in
-    transposed order along its second, into the rows of `slab_rows`. All other axes are whole. The processes exchange the
-    field once if the orders of input and output differ, else twice: `fftn` from natural to transposed and `ifftn` back is the
-    fastest way to and fro. A large field is exchanged in pieces, each while another part is transformed: in single precision
-    on a GPU by the kernels of `turbofno_ops.fft`, if they support every axis, else by torch.fft. No gradients.
+    If later ones differ, the processes wait for each other until the group's timeout, fail, or give wrong results.
+
+    In natural order a field is cut along its first transformed axis, in transposed order along its second, into the rows of
+    `slab_rows`. All other axes are whole. The processes exchange the field once if the orders of input and output differ,
+    else twice: `fftn` from natural to transposed and `ifftn` back is the fastest way to and fro. A large field is exchanged
+    in pieces, each while another part is transformed: in single precision on a GPU by the kernels of `turbofno_ops.fft`, if
+    they support every axis, else by torch.fft. No gradients.
 
     Args:
         x: This process's slab [.., *axes], complex64 or complex128, or float32 or float64 (converted). The axes in front
@@ -206,9 +210,9 @@ def _transformed(
     half = (*grid[:-1], grid[-1] // 2 + 1)
     lengths = half if kind == "complex_to_real" else grid
     results = half if kind == "real_to_complex" else grid
-    front = _front(op, slab, x, lengths, cut)
+    front = max(0, x.ndim - len(grid))
     agree(
-        op, slab, x.device,
+        op, slab, x.device, partial(_check_own, op, slab, x, lengths, cut),
         size=grid, front=tuple(x.shape[:front]), dtype=x.dtype, norm=norm, input_order=input_order,
         output_order=output_order,
     )  # fmt: skip
@@ -249,17 +253,15 @@ def _typed(op: str, x: torch.Tensor) -> torch.Tensor:
     return x.resolve_conj().resolve_neg()
 
 
-def _front(op: str, slab: Slab, x: torch.Tensor, lengths: Size, cut: int) -> int:
-    """Return the number of axes in front of the transformed ones; raise ValueError unless x is this process's slab."""
+def _check_own(op: str, slab: Slab, x: torch.Tensor, lengths: Size, cut: int) -> None:
+    """Raise ValueError unless x is this process's slab."""
     if x.ndim < len(lengths):
         raise ValueError(
             f"{op}: x must have the {len(lengths)} axes of size, got shape {list(x.shape)}"
         )
-    front = x.ndim - len(lengths)
     expected = list(lengths)
     expected[cut] = slab.rows(lengths[cut]).count
-    check_slab(op, slab, x.shape[front:], lengths, expected)
-    return front
+    check_slab(op, slab, x.shape[x.ndim - len(lengths) :], lengths, expected)
 
 
 def _stages(kind: str, count: int, cut: int, wanted: int) -> list[list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -32,7 +33,8 @@ from turbofno_ops._validation import (
 )
 from turbofno_ops.description import Size
 from turbofno_ops.dispatch import record
-from turbofno_ops.distributed.slabs import Group, agree, check_device, check_slab, slab_of
+from turbofno_ops.distributed.agreement import agree, weight_sums
+from turbofno_ops.distributed.slabs import Group, check_device, check_slab, slab_of
 
 
 def fourier_layer(
@@ -49,8 +51,9 @@ def fourier_layer(
     """Compute activation(spectral_conv(x, weight) + skip_weight . x + bias) of a field that is cut into slabs.
 
     `turbofno_ops.fourier_layer` with one all-reduce of the kept modes. All processes of the group call it together, with
-    the same batch, grid and weights. The first call of a kind compares their arguments, not the weights. If later ones differ,
-    the processes wait for each other until the group's timeout, fail, or give wrong results. No gradients. The CUDA kernels run it if they support all slabs, else plain torch; `last_choice` tells.
+    the same batch, grid and weights. The first call of a kind compares these. If later ones differ, the processes wait for
+    each other until the group's timeout, fail, or give wrong results. No gradients. The CUDA kernels run it if they support
+    all slabs, else plain torch; `last_choice` tells.
 
     Args:
         x: This process's slab [batch, c_in, rows, *other axes], float32 or float64, of 2 or 3 grid axes; its rows are
@@ -73,6 +76,7 @@ def fourier_layer(
             requires gradients, or processes that differ.
 
     Example:
+        >>> _ = torch.manual_seed(0)  # the same weights in all processes
         >>> weight = torch.randn(32, 32, 24, 12, dtype=torch.complex64) / 32
         >>> x = torch.randn(2, 32, len(slab_rows(85)), 64)
         >>> fourier_layer(x, weight, (85, 64), activation="gelu").shape == x.shape
@@ -88,7 +92,6 @@ def fourier_layer(
             f"{op}: size must have an entry for each of x's grid axes, which are two or more, got size {grid} and x of "
             f"shape {list(x.shape)}"
         )
-    check_slab(op, slab, x.shape[2:], grid, slab.local(grid))
     check_modes_fit(op, weight.shape[2:], grid, "the grid")
     try:
         parse_activation(activation)
@@ -100,8 +103,10 @@ def fourier_layer(
     ):
         raise ValueError(f"{op} computes no gradients; call it under torch.no_grad()")
     agree(
-        op, slab, x.device,
-        batch=x.shape[0], size=grid, weight=tuple(weight.shape), dtype=x.dtype, activation=activation, precision=precision,
+        op, slab, x.device, partial(check_slab, op, slab, x.shape[2:], grid, slab.local(grid)),
+        sums=partial(weight_sums, weight, skip_weight, bias),
+        batch=x.shape[0], size=grid, weight=tuple(weight.shape), skip_weight=skip_weight is not None, bias=bias is not None,
+        dtype=x.dtype, activation=activation, precision=precision,
     )  # fmt: skip
     if x.shape[0] == 0:
         # the batch is the same on all processes, so none of them waits

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 
 from turbofno_ops._graphs import GraphCache, batch_buckets
 from turbofno_ops._lower import Mix
 from turbofno_ops._validation import grid_of
-from turbofno_ops.description import ChainRefused, FNODescription
-from turbofno_ops.distributed.slabs import Group, agree, check_device, check_slab, slab_of
+from turbofno_ops.description import ChainRefused, FNODescription, Size
+from turbofno_ops.distributed.agreement import agree, structure, weight_sums
+from turbofno_ops.distributed.slabs import Group, check_device, check_slab, slab_of
 from turbofno_ops.plan import CompiledChain, lowered
 
 WEIGHTS = ("auto", "replicated", "sharded")
@@ -24,11 +27,11 @@ REPLICATED_BYTES = 2 * 2**20
 class SlabFNO(CompiledChain):
     """A Fourier neural operator compiled for one process of a group, made by `distributed.compile_fno`. No gradients.
 
-    All processes of the group call it together, in the same order, with the same batch and grid. The first
-    call with a batch and grid compares these. If later ones differ, the processes wait for each other until the group's
-    timeout, fail, or give wrong results. On a GPU the collectives are
-    part of the CUDA graphs, with batches and graphs as in `turbofno_ops.CompiledFNO`. Call `clear()` before the group is
-    destroyed, because NCCL waits for the graphs that hold its collectives.
+    All processes of the group call it together, in the same order, with the same batch and grid. The first call with a
+    batch and grid compares these, the networks and their weights. If later calls differ, the processes wait for each other
+    until the group's timeout, fail, or give wrong results. On a GPU the collectives are part of the CUDA graphs, with
+    batches and graphs as in `turbofno_ops.CompiledFNO`. Call `clear()` before the group is destroyed, because NCCL waits
+    for the graphs that hold its collectives.
 
     Attributes:
         device: The device.
@@ -36,6 +39,10 @@ class SlabFNO(CompiledChain):
         backend: 'cuda' (the CUDA kernels) or 'gemm' (plain torch).
         precision: 'fp32', 'tf32' or 'bf16'; always 'fp32' on a CPU.
     """
+
+    def __init__(self, structure: str, sums: Sequence[float], *compiled: Any) -> None:
+        super().__init__(*compiled)
+        self._structure, self._sums = structure, sums
 
     def __call__(self, x: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
         """Apply the network to a field of which every process has a slab.
@@ -55,15 +62,7 @@ class SlabFNO(CompiledChain):
             ChainRefused: The grid is not supported (`refusal` tells in advance).
             torch.OutOfMemoryError: A graph or its buffers do not fit; use more processes or a smaller batch.
         """
-        grid = grid_of(_NETWORK, size)
-        # the same on all processes, so none waits for another that raised
-        refused = self.refusal(grid)
-        if refused is not None:
-            raise ChainRefused(refused)
-        assert self._slab is not None
-        check_slab(_NETWORK, self._slab, x.shape[2:], grid, self._slab.local(grid))
-        agree(_NETWORK, self._slab, self.device, batch=x.shape[0], size=grid)
-        return self._apply(x, grid)
+        return self._apply(x, grid_of(_NETWORK, size))
 
     def out_size(self, size: Sequence[int]) -> tuple[int, ...]:
         """Return the grid of the whole result for fields on a grid that is supported."""
@@ -72,6 +71,22 @@ class SlabFNO(CompiledChain):
     def field_bytes(self, size: Sequence[int]) -> int:
         """Return an estimate of the most bytes that a field on a supported grid takes on any of the devices."""
         return self._grid_check(grid_of(_NETWORK, size)).field_bytes
+
+    def _check(self, x: torch.Tensor, size: Size) -> None:
+        # the same on all processes, so none waits for another that raised
+        refused = self.refusal(size)
+        if refused is not None:
+            raise ChainRefused(refused)
+        assert self._slab is not None
+        agree(
+            _NETWORK, self._slab, self.device, partial(self._check_own, x, size), sums=lambda: self._sums, of=self._owner,
+            network=self._structure, batch=next(iter(getattr(x, "shape", ())), None), size=size,
+        )  # fmt: skip
+
+    def _check_own(self, x: torch.Tensor, size: Size) -> None:
+        super()._check(x, size)
+        assert self._slab is not None
+        check_slab(_NETWORK, self._slab, x.shape[2:], size, self._slab.local(size))
 
 
 def compile_fno(
@@ -112,6 +127,7 @@ def compile_fno(
 
     Example:
         >>> from turbofno_ops import FNODescription, PointwiseMap, Spectral
+        >>> _ = torch.manual_seed(0)  # the same weights in all processes
         >>> layer = (Spectral(torch.randn(8, 8, 12, 7, dtype=torch.complex64)),)
         >>> network = FNODescription(
         ...     in_channels=1,
@@ -139,8 +155,9 @@ def compile_fno(
     )
     graphs = GraphCache() if graphs is None else graphs
     return SlabFNO(
-        replace(chain, items=items), target, precision, batch_buckets(max_batch), graphs, slab
-    )
+        structure([description, precision, weights, max_batch]), weight_sums(description),
+        replace(chain, items=items), target, precision, batch_buckets(max_batch), graphs, slab,
+    )  # fmt: skip
 
 
 def _shared_out(mix: Mix, weights: str) -> Mix:

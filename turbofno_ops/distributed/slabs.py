@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -14,10 +13,6 @@ from turbofno_ops.description import Size
 
 Group = dist.ProcessGroup | DeviceMesh | None
 """A process group, a DeviceMesh of one dimension, or None for all processes."""
-
-_MOST_AGREED = 4096
-"""Kinds of calls that a group remembers."""
-_agreed: WeakKeyDictionary[dist.ProcessGroup, set[tuple[object, ...]]] = WeakKeyDictionary()
 
 
 def slab_rows(points: int, group: Group = None) -> range:
@@ -88,23 +83,3 @@ def check_slab(
             f"{op}: rank {slab.rank} of {slab.count} must give {list(expected)} of the grid {grid}, its slab, got "
             f"{list(shape)}; see slab_rows"
         )
-
-
-def agree(op: str, slab: Slab, device: torch.device, **call: object) -> None:
-    """Raise ValueError on all processes unless they call `op` alike.
-
-    Only the first call of a kind is compared, because that takes two collectives and waits for the device; in a CUDA graph's
-    capture none is.
-    """
-    known, kind = _agreed.setdefault(slab.group, set()), (op, *call.items())
-    if kind in known or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-        return
-    given = ", ".join(f"{name} {value}" for name, value in call.items())
-    if not slab.alike(f"{op} {given}", device):
-        raise ValueError(
-            f"{op}: all processes of the group must call it alike, and they do not; rank {slab.rank} of {slab.count} "
-            f"gives {given}"
-        )
-    if len(known) >= _MOST_AGREED:
-        known.clear()
-    known.add(kind)
