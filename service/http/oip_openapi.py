@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from turbofno.service.http.openapi import GRID_PATTERN, VELOCITY, schema_of
 from turbofno.service.http.parameters import Parameter
-from turbofno.service.http.trust import LARGEST, WHY_NO_SIGNALS
+from turbofno.service.http.trust import OF_REQUEST, WHY_NO_SIGNALS
 
 TAG = "Open Inference Protocol v2"
 _Size = Annotated[int, Meta(ge=0)]
@@ -76,9 +76,9 @@ class ResponseParameters(Struct):
     ) = UNSET
     trust_status: Annotated[str, Meta(description=WHY_NO_SIGNALS)] | UnsetType = UNSET
     trust_input_distance: (
-        Annotated[float, Meta(description=LARGEST["input_distance"])] | UnsetType
+        Annotated[float, Meta(description=OF_REQUEST["input_distance"])] | UnsetType
     ) = UNSET
-    trust_residual: Annotated[float, Meta(description=LARGEST["residual"])] | UnsetType = UNSET
+    trust_residual: Annotated[float, Meta(description=OF_REQUEST["residual"])] | UnsetType = UNSET
 
 
 class InferResponse(Struct):

@@ -12,7 +12,13 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from turbofno.service.codec.negotiate import CODECS, JSON, Codec
 from turbofno.service.http.parameters import DEADLINE
-from turbofno.service.http.trust import LARGEST, OF_FIELDS, OF_FRAMES, TRUST_HEADER, WHY_NO_SIGNALS
+from turbofno.service.http.trust import (
+    OF_FIELDS,
+    OF_FRAMES,
+    OF_REQUEST,
+    TRUST_HEADER,
+    WHY_NO_SIGNALS,
+)
 
 WARNING = "X-Warning"
 """Response header: the warnings of an answer, separated by semicolons."""
@@ -164,7 +170,7 @@ ANSWER_HEADERS: dict[str, Any] = {
 """Headers of predictions, gradients and rollouts."""
 TRUST_HEADERS = {TRUST_HEADER: _header(WHY_NO_SIGNALS)} | {
     f"X-Trust-{name.replace('_', '-').title()}": _header(meaning, "number")
-    for name, meaning in LARGEST.items()
+    for name, meaning in OF_REQUEST.items()
 }
 ANSWER: dict[str, Any] = {
     "description": "The output fields, laid out and named as the input was: 'output', or "

@@ -12,7 +12,7 @@ _MEANINGS = {
     "input_distance": "distance of the input from the training data; one in 100 training inputs is above 1",
     "residual": "how badly the output misses the model's PDE, about its relative L2 error",
 }
-LARGEST = {
+OF_REQUEST = {
     name: f"{meaning}; the largest over the request's fields, where known"
     for name, meaning in _MEANINGS.items()
 }
