@@ -619,6 +619,8 @@ def processes_that_differ() -> None:
     with refused_for_weights():
         distributed.fourier_layer(same, weight * (1 + rank % 2), size)
     assert distributed.fourier_layer(same, weight, size).shape == same.shape
+    lost = torch.full_like(weight, torch.nan)
+    assert distributed.fourier_layer(same, lost, size, activation="relu").isnan().all()
     assert compiled(same, size).shape == (1, 3, 13, 9)
     with refused_for("network"):
         other = distributed.compile_fno(description, device=where, max_batch=1 + rank % 2)

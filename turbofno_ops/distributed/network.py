@@ -73,10 +73,6 @@ class SlabFNO(CompiledChain):
         return self._grid_check(grid_of(_NETWORK, size)).field_bytes
 
     def _check(self, x: torch.Tensor, size: Size) -> None:
-        # the same on all processes, so none waits for another that raised
-        refused = self.refusal(size)
-        if refused is not None:
-            raise ChainRefused(refused)
         assert self._slab is not None
         agree(
             _NETWORK, self._slab, self.device, partial(self._check_own, x, size), sums=lambda: self._sums, of=self._owner,
