@@ -13,7 +13,7 @@ from turbofno_ops.distributed import irfftn, rfftn, slab_rows
 
 SIZE = (64, 60, 45)  # any grid, also one that the processes do not divide
 
-if torch.cuda.is_available():
+if torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]):
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)

@@ -115,7 +115,12 @@ def test_the_example_solves_the_equation(tmp_path: Path) -> None:
     program = f"import runpy; runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')"
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    group = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
     said = [tmp_path / f"{rank}" for rank in range(2)]
     processes = []
     for rank, file in enumerate(said):
