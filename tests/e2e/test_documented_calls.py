@@ -20,6 +20,7 @@ from tests.service.forked import start
 from tests.service.processes.running import until
 from tests.service.tiny import save_tiny
 from tests.service.waiting import until as eventually
+from tests.turbofno_ops.on_gpu import ON_GPU
 from turbofno_client import Client
 
 if TYPE_CHECKING:
@@ -128,7 +129,8 @@ def run_python(program: str, folder: Path) -> None:
         f"exec(compile({program!r}, '<string>', 'exec'), {{'__name__': '__main__'}})"
     )
     imported = ("torch", "numpy", "httpx")
-    process = start(prepared, cwd=folder, env=os.environ, imported=imported)
+    env = os.environ if ON_GPU else {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    process = start(prepared, cwd=folder, env=env, imported=imported)
     assert process.stderr
     with process.stderr:
         said = process.stderr.read()
@@ -162,7 +164,9 @@ def test_a_shell_example_works_warns_of_nothing_and_answers_as_the_solver(
 def test_a_python_example_works_warns_of_nothing_and_answers_as_the_solver(
     recorded: Recording, block: str, folder: Path
 ) -> None:
-    program = _DEFAULT.sub(recorded.url, block).replace('"cuda"', '"cpu"')
+    program = _DEFAULT.sub(recorded.url, block)
+    if not ON_GPU:
+        program = program.replace('"cuda"', '"cpu"')
     run_python(program, folder)
     assert bool(recorded.exchanges) == bool(_NEEDS_A_SERVER.search(block))
     if "PredictionWarning" in block:

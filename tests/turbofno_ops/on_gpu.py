@@ -9,10 +9,8 @@ import torch
 
 from turbofno_ops import native_status
 
-needs_kernels = pytest.mark.skipif(
-    not torch.cuda.is_available() or not native_status().loaded,
-    reason="needs a GPU and the library of CUDA kernels",
-)
+ON_GPU = torch.cuda.is_available() and native_status().loaded
+needs_kernels = pytest.mark.skipif(not ON_GPU, reason="needs a GPU and the library of CUDA kernels")
 
 
 def poison() -> None:

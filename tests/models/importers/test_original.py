@@ -620,6 +620,7 @@ def test_the_padding_of_a_network_inside_a_wrapper_is_used(
     model, size = drawn("B", 2, {"padding": (4, 4)})
     model.padding = 4
     path = saved_script(model, tmp_path, monkeypatch, inside=torch.nn.DataParallel)
+    model.cpu()  # the wrapper moves it to a GPU if there is one
     assert_parity(convert(read_checkpoint(path), Options({**DARCY})), model, size)
     # a fork that pads and has the norms of the other script
     model.layer_norm = torch.nn.InstanceNorm2d(model.fc0.out_features)

@@ -97,6 +97,7 @@ def test_the_arguments_of_a_tfno_are_read_from_its_attributes(tmp_path: Path) ->
 def test_a_network_inside_a_wrapper(wrap: Any, tmp_path: Path) -> None:
     theirs = spread(TheirFNO(**PLAIN, norm="instance_norm", domain_padding=0.25))
     imported = pickled(wrap(theirs), tmp_path)
+    theirs.cpu()  # the wrapper moves it to a GPU if there is one
     assert_parity(imported, FIELDS, outputs(theirs, FIELDS))
 
 
