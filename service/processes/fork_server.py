@@ -164,7 +164,8 @@ def serve(listener: socket.socket, parent: int) -> int:
                 run = _imported(launch)
             except (ImportError, ValueError) as error:
                 # ValueError: OpenTelemetry, which FastAPI imports, reads OTEL_PROPAGATORS. The next one would fail, too.
-                advice = "; install the package again" * isinstance(error, ImportError)
+                missing = isinstance(error, ImportError)
+                advice = "; install the package again" if missing else ""
                 logger.critical("cannot start: %s%s", error, advice, exc_info=True)
                 run = partial(int, os.EX_CONFIG)
             keep_imports()
