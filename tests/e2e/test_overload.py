@@ -63,7 +63,8 @@ def slow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProc
     root = tmp_path_factory.mktemp("overload")
     for name in ("tiny-1d", "other"):
         save_tiny(root / "repository", name)
-    options = ("--max-batch-size", str(BATCH * FIELDS), "--log-level", "warning")
+    # a GPU has further batches in its pipeline, for which urgent work waits, too
+    options = ("--device", "cpu", "--max-batch-size", str(BATCH * FIELDS), "--log-level", "warning")
     with ServerProcess(root / "repository", root / "log.txt", *options, fault=SLOW) as server:
         yield server
         assert server.stop() == 0, server.tail()
