@@ -82,7 +82,7 @@ class RemoteEngine:
         self._closed = False
         self._rollouts_ended = metrics.rollouts_ended
         self._configs: WeakValueDictionary[str, ModelConfig] = WeakValueDictionary()
-        """By digest: one object for all engines, as long as it is served, or a request that it was checked against is pending."""
+        """By digest: one object for all engines, as long as `config` returns it, or a request that it was checked against is pending."""
         self._digests: dict[int, str] = {}
         """By id of the configuration."""
         self._links_of: dict[int, list[EngineLink]] = {}
