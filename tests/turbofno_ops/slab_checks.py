@@ -501,7 +501,7 @@ def raises(kind: type[Exception], words: str) -> pytest.RaisesExc[Exception]:
 
 
 def errors_are_explained() -> None:
-    """All of these are raised by every process before it communicates."""
+    """All of these are raised by every process."""
     description = network(PLAIN).description()
     where, rows, grid = device(), 12, (12 * dist.get_world_size(), 9)
     compiled = distributed.compile_fno(description, device=where)
@@ -653,8 +653,15 @@ def processes_that_differ() -> None:
         compiled(same.expand(3, -1, -1, -1).to(torch.float16 if wrong else same.dtype), size)
     with failed(ValueError, "its slab"):
         distributed.fourier_layer(rows_missing.expand(3, -1, -1, -1), weight, size)
+    with failed(TypeError, "weight must be"):
+        other = weight.to(torch.complex128) if wrong else weight
+        distributed.fourier_layer(same.expand(3, -1, -1, -1), other, size)
+    with failed(ValueError, "no gradients"):
+        distributed.fourier_layer(same.expand(4, -1, -1, -1).requires_grad_(wrong), weight, size)
     with failed(ValueError, "its slab"):
         distributed.ifftn(rows_missing, size)
+    with failed(TypeError, "must be float32 or float64"):
+        distributed.rfftn(same.half() if wrong else same, size, norm="forward")
     assert compiled(same.expand(3, -1, -1, -1), size).shape == (3, 3, 13, 9)
 
 

@@ -19,6 +19,8 @@ _known: WeakKeyDictionary[dist.ProcessGroup, set[tuple[object, ...]]] = WeakKeyD
 
 _SLOTS = 16
 """Numbers that each process sends, whatever it calls: or two that call different functions would not meet."""
+_PIECE = 2**22
+"""Elements of a weight that are added up at once."""
 _SAME = 1e-5
 """Relative difference of two sums of weights that are the same but for rounding."""
 
@@ -42,14 +44,14 @@ def agree(
         op: Begins the messages of errors.
         slab: This process in its group.
         device: The device of the group's collectives.
-        check: Raises TypeError or ValueError if this process's arguments are wrong.
+        check: Raises an error if this process's arguments are wrong.
         sums: Returns `weight_sums`.
         of: What is called, if that is not told by `op`.
         call: What must be the same in all processes.
 
     Raises:
-        TypeError: From `check`.
-        ValueError: From `check`; it failed in another process, or the processes differ.
+        Exception: From `check`.
+        ValueError: `check` failed in another process, or the processes differ.
     """
     known, kind = _known.setdefault(slab.group, set()), (op, of, *call.items())
     if kind in known or _captures(device):
@@ -57,7 +59,9 @@ def agree(
         return
     try:
         check()
-    except (TypeError, ValueError):
+        own_sums = sums()
+    except Exception:
+        # else the others would wait
         _gathered(slab, device, [1], _SLOTS)
         raise
     numbers = [0, _number(f"{op} {[*call]}"), *map(_number, call.values())]
@@ -73,7 +77,7 @@ def agree(
             f"{op}: all processes of the group must call it alike, and they differ in {', '.join(differing)}; rank "
             f"{slab.rank} of {slab.count} gives {own}"
         )
-    first, *others = _gathered(slab, device, sums())
+    first, *others = _gathered(slab, device, own_sums) if own_sums else [own_sums]
     for rank, found in enumerate(others, 1):
         if not all(map(_same, first, found)):
             raise ValueError(
@@ -92,11 +96,14 @@ def structure(value: object) -> str:
 def weight_sums(*values: object) -> list[float]:
     """Return the sum of absolute values of each tensor in nested dataclasses and sequences."""
     tensors = [one for value in values for one in _parts(value) if isinstance(one, torch.Tensor)]
-    wide = (torch.promote_types(one.dtype, torch.float64) for one in tensors)
-    return [
-        float(torch.linalg.vector_norm(one.detach(), 1, dtype=dtype))
-        for one, dtype in zip(tensors, wide, strict=True)
-    ]
+    return [_sum(one.detach()) for one in tensors]
+
+
+def _sum(weight: torch.Tensor) -> float:
+    # in pieces, because each is copied in double precision
+    dtype = torch.promote_types(weight.dtype, torch.float64)
+    pieces = weight.reshape(-1).split(_PIECE)
+    return sum(float(torch.linalg.vector_norm(piece, 1, dtype=dtype)) for piece in pieces)
 
 
 def _parts(value: object) -> Iterator[object]:

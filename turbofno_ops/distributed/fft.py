@@ -206,16 +206,17 @@ def _transformed(
     group: Group,
 ) -> torch.Tensor:
     slab, grid, cut, wanted = _checked(op, x, size, norm, (input_order, output_order), group)
-    x, (kind, inverse) = _typed(op, x), _KINDS[op]
+    kind, inverse = _KINDS[op]
     half = (*grid[:-1], grid[-1] // 2 + 1)
     lengths = half if kind == "complex_to_real" else grid
     results = half if kind == "real_to_complex" else grid
     front = max(0, x.ndim - len(grid))
     agree(
         op, slab, x.device, partial(_check_own, op, slab, x, lengths, cut),
-        size=grid, front=tuple(x.shape[:front]), dtype=x.dtype, norm=norm, input_order=input_order,
+        size=grid, front=tuple(x.shape[:front]), dtype=_dtype(op, x), norm=norm, input_order=input_order,
         output_order=output_order,
     )  # fmt: skip
+    x = x.to(_dtype(op, x)).resolve_conj().resolve_neg()
     axes = tuple(
         Axis(front + at, points, given, 0, kept, 0)
         for at, (points, given, kept) in enumerate(zip(grid, lengths, results, strict=True))
@@ -237,24 +238,23 @@ def _transformed(
     return x
 
 
-def _typed(op: str, x: torch.Tensor) -> torch.Tensor:
-    """Return x as the transform takes it: complex but for `rfftn`, without a conjugation that is still to be done."""
+def _dtype(op: str, x: torch.Tensor) -> torch.dtype:
+    """Return the dtype that x is transformed in: `fftn` and `ifftn` take real numbers as complex ones."""
+    return _COMPLEX.get(x.dtype, x.dtype) if op in {"fftn", "ifftn"} else x.dtype
+
+
+def _check_own(op: str, slab: Slab, x: torch.Tensor, lengths: Size, cut: int) -> None:
+    """Raise TypeError or ValueError unless x is this process's slab, of a dtype that is transformed."""
     if op == "rfftn":
         if x.dtype not in _COMPLEX:
             raise TypeError(
                 f"rfftn: x must be float32 or float64, got {x.dtype}; fftn takes complex"
             )
-        return x.resolve_neg()
-    if op != "irfftn":
-        x = x.to(_COMPLEX.get(x.dtype, x.dtype))
-    if x.dtype not in _COMPLEX.values():
+    elif _dtype(op, x) not in _COMPLEX.values():
         real = "" if op == "irfftn" else ", float32 or float64"
         raise TypeError(f"{op}: x must be complex64 or complex128{real}, got {x.dtype}")
-    return x.resolve_conj().resolve_neg()
-
-
-def _check_own(op: str, slab: Slab, x: torch.Tensor, lengths: Size, cut: int) -> None:
-    """Raise ValueError unless x is this process's slab."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        raise ValueError(f"{op} computes no gradients; call it under torch.no_grad()")
     if x.ndim < len(lengths):
         raise ValueError(
             f"{op}: x must have the {len(lengths)} axes of size, got shape {list(x.shape)}"
@@ -354,7 +354,5 @@ def _checked(
     if len(grid) < 2 or min(grid) < 1:
         raise ValueError(f"{op}: size must have two axes or more of a point or more, got {grid}")
     check_tensor(op, "x", x)
-    if torch.is_grad_enabled() and x.requires_grad:
-        raise ValueError(f"{op} computes no gradients; call it under torch.no_grad()")
     check_device(op, slab, x.device)
     return slab, grid, ORDERS.index(orders[0]), ORDERS.index(orders[1])

@@ -29,12 +29,16 @@ from turbofno_ops._validation import (
     check_modes_fit,
     check_precision,
     check_skip_and_bias,
+    check_tensor,
     grid_of,
 )
 from turbofno_ops.description import Size
 from turbofno_ops.dispatch import record
 from turbofno_ops.distributed.agreement import agree, weight_sums
 from turbofno_ops.distributed.slabs import Group, check_device, check_slab, slab_of
+
+_OP = "distributed.fourier_layer"
+"""Begins the messages of errors."""
 
 
 def fourier_layer(
@@ -82,31 +86,16 @@ def fourier_layer(
         >>> fourier_layer(x, weight, (85, 64), activation="gelu").shape == x.shape
         True
     """
-    op = "distributed.fourier_layer"
-    slab, grid = slab_of(op, group), grid_of(op, size)
-    check_precision(op, precision)
-    check_field_and_weight(op, x, weight)
-    check_device(op, slab, x.device)
-    if len(grid) != x.ndim - 2 or len(grid) < 2:
-        raise ValueError(
-            f"{op}: size must have an entry for each of x's grid axes, which are two or more, got size {grid} and x of "
-            f"shape {list(x.shape)}"
-        )
-    check_modes_fit(op, weight.shape[2:], grid, "the grid")
-    try:
-        parse_activation(activation)
-    except ValueError as error:
-        raise ValueError(f"{op}: {error}") from None
-    check_skip_and_bias(op, x, weight, skip_weight, bias)
-    if torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (x, weight, skip_weight, bias)
-    ):
-        raise ValueError(f"{op} computes no gradients; call it under torch.no_grad()")
+    slab, grid = slab_of(_OP, group), grid_of(_OP, size)
+    check_tensor(_OP, "x", x)
+    check_tensor(_OP, "weight", weight)
+    check_device(_OP, slab, x.device)
     agree(
-        op, slab, x.device, partial(check_slab, op, slab, x.shape[2:], grid, slab.local(grid)),
+        _OP, slab, x.device,
+        partial(_check, slab, x, weight, grid, skip_weight, bias, activation, precision),
         sums=partial(weight_sums, weight, skip_weight, bias),
-        batch=x.shape[0], size=grid, weight=tuple(weight.shape), skip_weight=skip_weight is not None, bias=bias is not None,
-        dtype=x.dtype, activation=activation, precision=precision,
+        batch=next(iter(x.shape), None), size=grid, weight=tuple(weight.shape), skip_weight=skip_weight is not None,
+        bias=bias is not None, dtype=x.dtype, activation=activation, precision=precision,
     )  # fmt: skip
     if x.shape[0] == 0:
         # the batch is the same on all processes, so none of them waits
@@ -120,6 +109,37 @@ def fourier_layer(
             )
         record(Choice("gemm", f"the CUDA kernels do not run this layer: {refused}"))
         return _plain(x, weight, skip_weight, bias, activation, grid, slab)
+
+
+def _check(
+    slab: Slab,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    grid: Size,
+    skip_weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    activation: str,
+    precision: str,
+) -> None:
+    """Raise TypeError or ValueError unless this process's arguments fit each other and its slab."""
+    check_precision(_OP, precision)
+    check_field_and_weight(_OP, x, weight)
+    if len(grid) != x.ndim - 2 or len(grid) < 2:
+        raise ValueError(
+            f"{_OP}: size must have an entry for each of x's grid axes, which are two or more, got size {grid} and x of "
+            f"shape {list(x.shape)}"
+        )
+    check_slab(_OP, slab, x.shape[2:], grid, slab.local(grid))
+    check_modes_fit(_OP, weight.shape[2:], grid, "the grid")
+    try:
+        parse_activation(activation)
+    except ValueError as error:
+        raise ValueError(f"{_OP}: {error}") from None
+    check_skip_and_bias(_OP, x, weight, skip_weight, bias)
+    if torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in (x, weight, skip_weight, bias)
+    ):
+        raise ValueError(f"{_OP} computes no gradients; call it under torch.no_grad()")
 
 
 def _refusal(
