@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from turbofno.service.http.openapi import GRID_PATTERN, VELOCITY, schema_of
+from turbofno.service.http.openapi import GRID_PATTERN, VELOCITY, NestedList, schema_of
 from turbofno.service.http.parameters import Parameter
 from turbofno.service.http.trust import OF_REQUEST, WHY_NO_SIGNALS
 
@@ -42,7 +42,7 @@ class InferInput(Struct):
     shape: list[_Size]
     datatype: Literal["FP32", "FP64", "FP16", "BF16"]
     parameters: InputParameters | UnsetType = UNSET
-    data: Annotated[list[Any], Meta(description="flat or nested")] | UnsetType = UNSET
+    data: Annotated[NestedList, Meta(description="flat or nested")] | UnsetType = UNSET
 
 
 class OutputParameters(Struct):

@@ -47,6 +47,9 @@ def schema_of(kind: Any) -> dict[str, Any]:
     return schema
 
 
+NestedList = Annotated[list[Any], Meta(extra_json_schema={"items": {}})]
+"""Nested lists of numbers. Generators of clients leave out what has an array without `items`."""
+
 ERRORS = {
     400: "The body or a parameter cannot be understood.",
     401: "No known API key, where the server asks for one.",
@@ -108,7 +111,7 @@ def arrays_body(
         "type": "object",
         "description": description,
         "minProperties": least,
-        "additionalProperties": {"type": "array", "description": "Nested lists."},
+        "additionalProperties": {**schema_of(NestedList), "description": "Nested lists."},
     }
     schema = {
         "type": "object",
@@ -142,7 +145,7 @@ class FieldsAnswer(Struct):
     backend: str
     precision: str
     units: dict[str, str]
-    outputs: dict[str, list[Any]]
+    outputs: dict[str, NestedList]
     warnings: (
         Annotated[list[str], Meta(description="as the header X-Warning; absent if there are none")]
         | UnsetType

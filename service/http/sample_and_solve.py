@@ -62,7 +62,7 @@ _SAMPLER = tuple(
     )
     for name in sorted(PARAMETER_NAMES)
 )
-_OF_SOLVED_FIELD = (_SEED_OR_BODY, _STEPS)
+_OF_SOLVED_FIELD = (_SEED_OR_BODY, _GRID, _STEPS)
 
 
 class Parameters(NamedTuple):
@@ -86,6 +86,10 @@ def _parse_solve(call: Call, given: Mapping[str, Any]) -> Parameters:
     if given["seed"] is not None:
         return _of_sample(call, (_SEED_OR_BODY, _GRID, _STEPS), steps=steps)
     read_query(call, _OF_SOLVED_FIELD, hint=" for a field in the body")
+    if given["grid"]:
+        raise BadRequest(
+            "the parameter 'grid' is of a sample, and a field in the body has a grid: leave it out"
+        )
     if not _has_body(call):
         raise BadRequest(
             "the request has neither the seed of a sample nor a body: give the parameter 'seed' to solve a sample, or send the "

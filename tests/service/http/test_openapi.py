@@ -37,6 +37,19 @@ def test_errors_have_the_form_of_their_path(document: dict[str, Any]) -> None:
     assert "Problem" in document["components"]["schemas"]
 
 
+def test_every_array_has_items_without_which_generators_leave_its_operations_out(
+    document: dict[str, Any],
+) -> None:
+    arrays, rest = 0, [document]
+    while rest:
+        part = rest.pop()
+        if isinstance(part, dict) and part.get("type") == "array":
+            assert "items" in part, part
+            arrays += 1
+        rest += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    assert arrays > 20
+
+
 @pytest.mark.parametrize("path", ["index", "models/{model}/load", "models/{model}/unload"])
 def test_control_routes_declare_their_body_errors(document: dict[str, Any], path: str) -> None:
     declared = document["paths"][f"/v2/repository/{path}"]["post"]["responses"]

@@ -115,6 +115,8 @@ OF_BURGERS = "'alpha', 'amplitude' and 'tau'"
         ("GET", "burgers/sample?seed=-1", 400, "'seed'"),
         ("POST", "burgers:solve?seed=1&steps=2", 400, "has no time step"),
         ("POST", "burgers:solve?tau=5", 400, "unknown query parameter 'tau'"),
+        ("POST", "burgers:solve?grid=32", 400, "'grid' is of a sample, and a field in the body has a grid"),
+        ("POST", "burgers:solve?grid=0&steps=1", 400, "neither the seed of a sample nor a body"),
         ("POST", "burgers:solve", 400, "neither the seed of a sample nor a body"),
     ],
 )  # fmt: skip
