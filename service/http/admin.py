@@ -117,7 +117,7 @@ async def describe_version(request: Request, name: _Name, version: _Version) -> 
 @router.get(
     "/v1/models/{name}/card",
     response_class=Response,
-    responses={200: {"content": {"text/markdown": {}}}, **_RESPONSES},
+    responses={200: {"content": {"text/markdown": {"schema": {"type": "string"}}}}, **_RESPONSES},
 )
 def model_card(request: Request, name: _Name) -> Response:
     """The model card as Markdown: purpose, training, measured errors."""
@@ -128,7 +128,7 @@ def model_card(request: Request, name: _Name) -> Response:
     "/v1/models/{name}/{picture}.png",
     response_class=Response,
     responses={
-        200: {"content": {"image/png": {}}},
+        200: {"content": {"image/png": {"schema": {"type": "string", "format": "binary"}}}},
         **_RESPONSES,
         **error_responses("/v1/models", {400: "Not a picture's name."}),
     },

@@ -71,7 +71,9 @@ def why_not_ready(context: AppContext) -> list[str]:
 @_health(
     "/metrics",
     summaries=("Metrics",),
-    responses={200: {"description": "Success.", "content": {"text/plain": {}}}},
+    responses={
+        200: {"description": "Success.", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    },
 )
 async def metrics(call: Call) -> Reply:
     """Prometheus metrics, in the text format."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from turbofno.service.http.openapi import GRID_PATTERN, VELOCITY, NestedList, schema_of
+from turbofno.service.http.openapi import GRID_PATTERN, SCHEMAS, VELOCITY, NestedList, schema_of
 from turbofno.service.http.parameters import Parameter
 from turbofno.service.http.trust import OF_REQUEST, WHY_NO_SIGNALS
 
@@ -16,10 +16,6 @@ _OUTPUT_GRID = (
     "points on each axis of the answer, as 128,128: the model then runs on its training grid, input and answer are "
     "interpolated"
 )
-_OTHERS = {
-    "additionalProperties": {"type": ["string", "number", "boolean"]},
-    "propertyNames": {"not": {"pattern": "^triton_"}},
-}
 
 
 class InferParameters(Struct):
@@ -58,7 +54,7 @@ class InferRequest(Struct):
     inputs: Annotated[list[InferInput], Meta(min_length=1, max_length=1)]
     outputs: Annotated[list[InferOutput], Meta(max_length=1)] | UnsetType = UNSET
     id: str | UnsetType = UNSET
-    parameters: Annotated[InferParameters, Meta(extra_json_schema=_OTHERS)] | UnsetType = UNSET
+    parameters: InferParameters | UnsetType = UNSET
 
 
 class OutputTensor(Struct):
@@ -102,11 +98,17 @@ _HEADER = {
     "schema": {"type": "integer", "minimum": 0},
 }
 
+_REQUEST = schema_of(InferRequest)
+# of the component, because some generators of clients read nothing beside a reference to it
+SCHEMAS[InferParameters.__name__] |= {
+    "additionalProperties": {"type": ["string", "number", "boolean"]},
+    "propertyNames": {"not": {"pattern": "^triton_"}},
+}
 INFER_BODY: dict[str, Any] = {
     "required": True,
     "content": {
         "application/json": {
-            "schema": schema_of(InferRequest),
+            "schema": _REQUEST,
             "examples": {
                 "burgers-1d": {
                     "summary": "a field for model burgers-1d, on 256 points",
