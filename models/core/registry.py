@@ -24,13 +24,13 @@ class ModelLocation:
     path: Path
 
 
-def discover(root: Path) -> list[ModelLocation]:
-    """Every model below `root`, sorted by name, then by version as a number.
+def discover(root: Path, name: str | None = None) -> list[ModelLocation]:
+    """Every model below `root`, or every version of one, sorted by name, then by version as a number.
 
     `root/NAME/config.json` is version 1 of NAME; `root/NAME/V/config.json`, V digits, is version V. Everything else is
-    skipped; with a warning a second folder of a version, such as `02` beside `2`, names that are not UTF-8, folders that
-    cannot be read, and versions that are links out of both NAME and `root`. NAME itself may be a link: only the operator
-    can create it.
+    skipped, folders whose names begin with a dot without being read: no model's name does. With a warning are skipped a
+    second folder of a version, such as `02` beside `2`, names that are not UTF-8, folders that cannot be read, and versions
+    that are links out of both NAME and `root`. NAME itself may be a link: only the operator can create it.
 
     Raises:
         OSError: `root` is not a folder, or cannot be read.
@@ -38,7 +38,7 @@ def discover(root: Path) -> list[ModelLocation]:
     if not root.is_dir():
         raise NotADirectoryError(f"model repository {root} is not a folder")
     found = []
-    for folder in _utf8_entries(root):
+    for folder in _folders(root, name):
         try:
             found += _models_in(folder, root)
         except OSError as error:
@@ -79,12 +79,15 @@ def _stays_inside(version: Path, folder: Path, root: Path) -> bool:
     return False
 
 
-def _utf8_entries(root: Path) -> Iterator[Path]:
-    """The entries of `root` whose names are UTF-8; no request could name the others."""
+def _folders(root: Path, name: str | None) -> Iterator[Path]:
+    """The entries of `root` that may be models, or the one of that name."""
     for path in root.iterdir():
+        if path.name.startswith(".") or name not in (None, path.name):
+            continue
         try:
             path.name.encode()
         except UnicodeEncodeError:
+            # No request could name it.
             logger.warning("%a in %s is skipped: its name is not UTF-8", path.name, root)
         else:
             yield path

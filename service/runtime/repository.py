@@ -9,7 +9,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from turbofno.service.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 LOADER_NAME = "turbofno-loader"
 """Name of the thread that reads models."""
@@ -181,17 +184,18 @@ class Repository:
                 before and is not replaced still does.
         """
         async with self._lock(name):
-            locations = self._find_versions(name)
+            locations = await self._on_loader(self._find_versions, name)
             held = {location.version for location in locations}
             gone = [key for key in self._entries if key[0] == name and key[1] not in held]
             failures = [
-                f"model {name!r} version {version} cannot be loaded: its folder has no readable {CONFIG_FILE}"
-                for _, version in filter(self._lacks_config, gone)
+                f"model {name!r} version {key[1]} cannot be loaded: its folder has no readable {CONFIG_FILE}"
+                for key in gone
+                if await self._on_loader(_lacks_config, self._entries[key])
             ]
             if not locations and not failures:
                 raise NotFound(
-                    f"the model repository holds no model {name!r}; "
-                    "POST /v2/repository/index lists what it holds"
+                    f"the model repository holds no model {name!r}: expected a folder of that name with {CONFIG_FILE}, "
+                    "or with a folder for each version, such as 1, that has one"
                 )
             for location in locations:
                 try:
@@ -306,31 +310,22 @@ class Repository:
     def _find_versions(self, name: str) -> list[ModelLocation]:
         """The versions of a model in the repository. Raises Unavailable if it cannot be read."""
         try:
-            return [location for location in self._discover() if location.name == name]
+            return self._discover(name)
         except (OSError, ValueError) as error:
             logger.error("the model repository cannot be read: %s", error)
             raise Unavailable(
                 "the model repository cannot be read; the server's log says why"
             ) from error
 
-    def _lacks_config(self, key: tuple[str, str]) -> bool:
-        """True if a version serves whose folder is not gone, but cannot be read, or has weights only while it is replaced."""
-        entry = self._entries[key]
-        if entry.instance is None or entry.path is None:
-            return False
-        try:
-            names = {path.name for path in entry.path.iterdir()}
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        except OSError:
-            return True
-        return WEIGHTS_FILE in names and CONFIG_FILE not in names
-
-    def _discover(self) -> list[ModelLocation]:
+    def _discover(self, name: str | None = None) -> list[ModelLocation]:
         root = self._settings.model_repository
         if not root.is_dir():
             raise ValueError(f"{env_name('model_repository')}={root} is not a folder")
-        return discover(root)
+        return discover(root, name)
+
+    async def _on_loader(self, read: Callable[[T], R], of: T) -> R:
+        """Read files on the loader thread: a slow file system must not block the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._loader, read, of)
 
     async def _load(self, location: ModelLocation) -> None:
         """Load a version. Raises Unavailable."""
@@ -386,9 +381,7 @@ class Repository:
 
     async def _read_and_warm_up(self, location: ModelLocation) -> ModelInstance:
         """A model that is ready to serve. An error that is raised here holds the last references to it."""
-        instance = await asyncio.get_running_loop().run_in_executor(
-            self._loader, self._read, location
-        )
+        instance = await self._on_loader(self._read, location)
         largest = self._most_fields(location.name, instance.field_bytes)
         # Step by step, so that batches of other models run in between.
         for step in instance.warm_up(largest, max_gradient_bytes=self._settings.max_gradient_bytes):
@@ -450,6 +443,19 @@ class Repository:
         while instance in self._users:
             self._unused.clear()
             await self._unused.wait()
+
+
+def _lacks_config(entry: _Entry) -> bool:
+    """True if a version serves whose folder is not gone, but cannot be read, or has weights only while it is replaced."""
+    if entry.instance is None or entry.path is None:
+        return False
+    try:
+        names = {path.name for path in entry.path.iterdir()}
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return WEIGHTS_FILE in names and CONFIG_FILE not in names
 
 
 def _status(name: str, version: str, entry: _Entry) -> ModelStatus:

@@ -115,6 +115,28 @@ def test_a_version_that_is_a_link_out_of_the_repository_is_passed_over(
     assert "leads out" in caplog.text
 
 
+def test_a_folder_whose_name_begins_with_a_dot_is_no_model(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that is being copied, to be renamed at the end, or one of the file system."""
+    fine = put_config(tmp_path / "flow")
+    put_config(tmp_path / ".flow")
+    put_config(tmp_path / ".snapshot" / "1")
+    assert discover(tmp_path) == [ModelLocation("flow", "1", fine)]
+    assert not caplog.records
+
+
+def test_the_versions_of_one_model_are_found_without_reading_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    second = put_config(tmp_path / "flow" / "2")
+    for folder in ("heat/2", "heat/02", "odd-\udcff"):
+        put_config(tmp_path / folder)
+    assert discover(tmp_path, "flow") == [ModelLocation("flow", "2", second)]
+    assert discover(tmp_path, "../" + tmp_path.name + "/flow") == []
+    assert not caplog.records
+
+
 def test_discover_refuses_a_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(NotADirectoryError, match="nowhere"):
         discover(tmp_path / "nowhere")

@@ -511,6 +511,48 @@ def test_a_load_from_a_repository_that_is_gone_is_refused_and_what_serves_goes_o
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("slow", [".", "tiny-1d"])
+def test_a_load_from_a_slow_file_system_keeps_no_request_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    """Neither while the models are found, nor while a folder without configuration is read."""
+    save_tiny(tmp_path)
+    save_tiny(tmp_path, "other")
+    answered = threading.Event()
+    iterdir = Path.iterdir
+
+    def waiting(path: Path) -> Iterator[Path]:
+        if path == tmp_path / slow:
+            assert answered.wait(5), "no request was answered meanwhile"
+        return iterdir(path)
+
+    async def main() -> None:
+        async with running(tmp_path) as (engine, _):
+            (tmp_path / "tiny-1d" / "config.json").unlink()
+            monkeypatch.setattr(Path, "iterdir", waiting)
+            loading = asyncio.create_task(engine.load("tiny-1d"))
+            await asyncio.sleep(0.05)
+            await engine.predict(request(random_fields(1), model="other"))
+            answered.set()
+            with pytest.raises(Unavailable, match="no readable config"):
+                await loading
+
+    asyncio.run(main())
+
+
+def test_a_load_of_what_the_repository_does_not_hold_says_what_it_expects(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    (tmp_path / "half").mkdir()
+
+    async def main() -> None:
+        async with running(tmp_path) as (engine, _):
+            for name in ("half", "..", "tiny-1d/"):
+                with pytest.raises(NotFound, match=r"expected a folder of that name with config"):
+                    await engine.load(name)
+
+    asyncio.run(main())
+
+
 def test_reload_replaces_the_weights_without_a_gap(tmp_path: Path) -> None:
     save_tiny(tmp_path)
     fields = random_fields(1)
