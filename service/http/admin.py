@@ -147,8 +147,8 @@ def _file_of(request: Request, name: str, file: str) -> bytes:
     config = context.engine.config(name)
     root = context.settings.model_repository
     try:
-        for location in discover(root):
-            if (location.name, location.version) == (name, config.version):
+        for location in discover(root, name):
+            if location.version == config.version:
                 return read_inside(location.path / file, location.path, root, limit=_CARD_BYTES)
     except (OSError, FileRefused) as error:
         logger.info("model %s has no %s to show: %s", name, file, error)
