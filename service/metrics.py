@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import platform
 from collections import Counter as _Count
 from collections import defaultdict
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import torch
+    from prometheus_client.core import Metric
 
 SECONDS = (
     50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3,
@@ -353,7 +355,9 @@ class Metrics:
 
     async def text(self) -> bytes:
         """All metrics in the text format."""
-        return generate_latest(self.registry)
+        families = await collected(self.registry)
+        # Of hundreds of models the text takes a long time, in which the event loop must go on.
+        return await asyncio.to_thread(generate_latest, _Collected(families))
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...]) -> Counter:
         return _Counter(name, text, labels, registry=self.registry)
@@ -368,6 +372,25 @@ class Metrics:
 
     def _seconds(self, name: str, text: str) -> HistogramBatch:
         return self._histogram(name, text, MODEL, SECONDS)
+
+
+async def collected(registry: Collector) -> list[Metric]:
+    """All metric families. Other work of the event loop runs between two, since those of hundreds of models take long."""
+    families = []
+    for family in registry.collect():
+        families.append(family)
+        await asyncio.sleep(0)
+    return families
+
+
+class _Collected(Collector):
+    """Metric families as of when they were collected."""
+
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self._families)
 
 
 class DeviceMemory(Collector):

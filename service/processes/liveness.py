@@ -35,6 +35,7 @@ class LivenessPipe:
         self._on_engines = on_engines
         self._numbers = itertools.count()
         self._scrapes: dict[int, asyncio.Future[bytes]] = {}
+        self._answers: set[asyncio.Task[None]] = set()
         self._channel = Channel(self._on_messages).connect(launch.endpoint, launch.identity)
         self._heartbeats = asyncio.create_task(self._send_heartbeats())
 
@@ -56,7 +57,8 @@ class LivenessPipe:
         self._channel.flush()
 
     def close(self) -> None:
-        self._heartbeats.cancel()
+        for task in (self._heartbeats, *self._answers):
+            task.cancel()
         self._channel.close()
 
     async def _send_heartbeats(self) -> None:
@@ -64,11 +66,16 @@ class LivenessPipe:
             self.send_heartbeat()
             await asyncio.sleep(HEARTBEAT_SECONDS)
 
+    async def _send_metrics(self, number: int) -> None:
+        self._channel.send(Returned(number, await families(self._registry)))
+
     def _on_messages(self, _: bytes, messages: list[Message]) -> None:
         for message in messages:
             match message:
                 case Call():
-                    self._channel.send(Returned(message.id, families(self._registry)))
+                    answer = asyncio.create_task(self._send_metrics(message.id))
+                    self._answers.add(answer)
+                    answer.add_done_callback(self._answers.discard)
                 case Returned():
                     future = self._scrapes.get(message.id)
                     if future is not None and not future.done():

@@ -9,6 +9,8 @@ from typing import TypeAlias
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from turbofno.service.metrics import collected
+
 Combine = Callable[[float, float], float]
 Samples: TypeAlias = Sequence[tuple[str, Mapping[str, str], float]]
 """Name, labels, value."""
@@ -27,14 +29,14 @@ _GAUGES: dict[str, Combine] = {
 """Functions that merge these gauges; all others are added."""
 
 
-def families(registry: Collector) -> Families:
-    """All metrics of a process."""
+async def families(registry: Collector) -> Families:
+    """All metrics of a process, collected as by `collected`."""
     return [
         (
             family.name, family.documentation, family.type,
             [(sample.name, sample.labels, float(sample.value)) for sample in family.samples],
         )
-        for family in registry.collect()
+        for family in await collected(registry)
     ]  # fmt: skip
 
 

@@ -39,7 +39,7 @@ class SupervisedEngine(RemoteEngine):
 
     async def scrape(self) -> bytes:
         """The merged metrics of this process and of the engines."""
-        return await self._supervisor.metrics(families(self._metrics.registry))
+        return await self._supervisor.metrics(await families(self._metrics.registry))
 
     @property
     def failure(self) -> str:

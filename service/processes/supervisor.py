@@ -311,4 +311,5 @@ class Supervisor:
             await asyncio.wait(scrapes.values(), timeout=SCRAPE_SECONDS)
         for key in scrapes:
             del self._scrapes[key]
-        return generate_latest(self._metrics)
+        # Of hundreds of models this takes a second. What it reads is replaced meanwhile, not changed.
+        return await asyncio.to_thread(generate_latest, self._metrics)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from prometheus_client import generate_latest
 from turbofno.service import metrics as metrics_module
 from turbofno.service.http.guard import REASONS as GUARD_REASONS
 from turbofno.service.metrics import REFUSED_WITH_MODEL, REFUSED_WITHOUT_MODEL, Metrics
+from turbofno.service.processes.metrics_sum import families
 from turbofno.service.triton_metrics import DURATIONS, TritonMetrics
 
 NAMES = {
@@ -188,3 +190,25 @@ def test_every_rejection_reason_starts_at_zero() -> None:
         named |= set(re.findall(r"_(?:full|refuse)\(\s*(?:\d+,\s*)?\"(\w+)\"", text))
     known = {*REFUSED_WITH_MODEL, *REFUSED_WITHOUT_MODEL}
     assert {"unauthorized", "body_too_large", "caller_bytes", "no_http"} <= named <= known
+
+
+@pytest.mark.parametrize("scrape", ["text", "families"])
+def test_a_scrape_of_many_models_does_not_keep_the_event_loop(scrape: str) -> None:
+    metrics = Metrics()
+    for number in range(1000):
+        metrics.serve(f"m{number}", "1")
+    work = metrics.text() if scrape == "text" else families(metrics.registry)
+
+    async def main() -> int:
+        turns = 0
+        running = asyncio.ensure_future(work)
+        while not running.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert running.result()
+        return turns
+
+    assert asyncio.run(main()) > 20
+    assert asyncio.run(metrics.text()).count(b"\n") == generate_latest(metrics.registry).count(
+        b"\n"
+    )

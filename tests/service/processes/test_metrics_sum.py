@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 from prometheus_client import generate_latest
@@ -46,7 +47,7 @@ def test_counters_add_up_and_those_of_dead_processes_remain() -> None:
         for _ in range(50):
             observe([truth, random.choice(list(living.values()))])
         for name, metrics in living.items():
-            together.update(name.encode(), families(metrics.registry))
+            together.update(name.encode(), asyncio.run(families(metrics.registry)))
         assert close(samples(generate_latest(together)), samples(generate_latest(truth.registry)))
         gone = f"frontend-1.{generation - 1}"
         dead = living.pop(gone)
@@ -62,7 +63,7 @@ def test_per_process_metrics_are_labelled_by_role_and_index() -> None:
         metrics = Metrics()
         metrics.model_loaded.labels("a", "1", "gemm", "fp32").set(1)
         metrics.lowered_batch_limit.labels("a", "1").set(len(name))
-        together.update(name.encode(), families(metrics.registry))
+        together.update(name.encode(), asyncio.run(families(metrics.registry)))
     text = generate_latest(together).decode()
     assert 'process_resident_memory_bytes{process="engine-0"}' in text
     assert 'process_resident_memory_bytes{process="frontend-0"}' in text
