@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _POINTS = 32
 """Most points on each axis of a generated field, if the model allows it: few enough to read the output."""
+_MOST_MODELS = 10
+"""Most models with a command: those of a large repository would fill screens."""
 _KEY = ' -H "Authorization: Bearer $TURBOFNO_API_KEY"'
 
 
@@ -35,7 +37,7 @@ def greet(url: str, context: AppContext) -> None:
 
 
 def banner(url: str, configs: Sequence[ModelConfig], *, page: bool, keys: bool = False) -> str:
-    """The text, with a shell command for each model.
+    """The text, with a shell command for each of the first models.
 
     Each command sends a field from the distribution of the training data if the server has a sampler for the model
     (only with `page`), else a sine wave. With `keys` it sends the API key in TURBOFNO_API_KEY.
@@ -43,11 +45,13 @@ def banner(url: str, configs: Sequence[ModelConfig], *, page: bool, keys: bool =
     curl = f"curl -sS{_KEY if keys else ''}"
     look = f"; web page: {url}/ui" if page else ""
     lines = [f"turbofno is ready at {url} (documentation: {url}/docs{look}). Try:", ""]
-    for config in configs:
+    for config in configs[:_MOST_MODELS]:
         # On one line, because it is a shell comment.
         description = printable(" ".join(config.description.split()))
         call = _sample_command if page and sampler_of(config) else _wave_command
         lines += [f"# {config.name}: {description}", call(curl, url, config), ""]
+    if len(configs) > _MOST_MODELS:
+        lines += [f"# {len(configs) - _MOST_MODELS} more models: {curl} {url}/v1/models", ""]
     return "\n".join(lines)
 
 

@@ -27,6 +27,8 @@ NO_FIELDS: Fields = np.empty(0, np.float32)
 """Placeholder for outputs that are not there yet."""
 _ALIGNMENT = 64
 UNREAD_BYTES = 4 * 1024 * 1024
+_MOST_NAMED = 20
+"""Most models that an error names."""
 
 
 class Joined(NamedTuple):
@@ -280,7 +282,10 @@ def not_served(name: str, version: str | None, statuses: Sequence[ModelStatus]) 
     """The error for a model of which no version (or not this one) is READY, by the statuses of all, sorted by version."""
     versions = [one for one in statuses if one.name == name]
     if not versions:
-        known = ", ".join(dict.fromkeys(one.name for one in statuses)) or "none"
+        names = list(dict.fromkeys(one.name for one in statuses))
+        known = ", ".join(names[:_MOST_NAMED]) or "none"
+        if len(names) > _MOST_NAMED:
+            known += f" and {len(names) - _MOST_NAMED} more: GET /v1/models lists all"
         return NotFound(f"there is no model {name!r}; there are {known}")
     wanted = [one for one in versions if version in (None, one.version)]
     if not wanted:

@@ -44,3 +44,11 @@ def test_with_api_keys_the_commands_send_one() -> None:
         text = banner("http://x", models, page=page, keys=True)
         assert text.count("curl -sS") == text.count('-H "Authorization: Bearer $TURBOFNO_API_KEY"')
         assert text.count("curl -sS") == (3 if page else 2)
+
+
+def test_the_banner_of_many_models_has_commands_for_the_first_ones() -> None:
+    many = [tiny_config(f"m{number}") for number in range(300)]
+    text = banner("http://x", many, page=False)
+    assert [name for name in ("m0", "m9", "m10") if f"/{name}:predict" in text] == ["m0", "m9"]
+    assert "290 more models: curl -sS http://x/v1/models" in text
+    assert " more models" not in banner("http://x", many[:10], page=False)
