@@ -357,7 +357,7 @@ class Metrics:
         """All metrics in the text format."""
         families = await collected(self.registry)
         # Of hundreds of models the text takes a long time, in which the event loop must go on.
-        return await asyncio.to_thread(generate_latest, _Collected(families))
+        return await asyncio.to_thread(generate_latest, Collected(families))
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...]) -> Counter:
         return _Counter(name, text, labels, registry=self.registry)
@@ -383,7 +383,7 @@ async def collected(registry: Collector) -> list[Metric]:
     return families
 
 
-class _Collected(Collector):
+class Collected(Collector):
     """Metric families as of when they were collected."""
 
     def __init__(self, families: Sequence[Metric]) -> None:

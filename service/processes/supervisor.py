@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from prometheus_client import generate_latest
 
 from turbofno.service.processes import messages
 from turbofno.service.processes.channel import Channel, new_endpoint
@@ -311,5 +310,4 @@ class Supervisor:
             await asyncio.wait(scrapes.values(), timeout=SCRAPE_SECONDS)
         for key in scrapes:
             del self._scrapes[key]
-        # Of hundreds of models this takes a second. What it reads is replaced meanwhile, not changed.
-        return await asyncio.to_thread(generate_latest, self._metrics)
+        return await self._metrics.text()

@@ -48,12 +48,16 @@ def test_counters_add_up_and_those_of_dead_processes_remain() -> None:
             observe([truth, random.choice(list(living.values()))])
         for name, metrics in living.items():
             together.update(name.encode(), asyncio.run(families(metrics.registry)))
-        assert close(samples(generate_latest(together)), samples(generate_latest(truth.registry)))
+        assert close(
+            samples(asyncio.run(together.text())), samples(generate_latest(truth.registry))
+        )
         gone = f"frontend-1.{generation - 1}"
         dead = living.pop(gone)
         truth.inflight_bytes.dec(dead.inflight_bytes._value.get())
         together.retire(gone.encode())
-        assert close(samples(generate_latest(together)), samples(generate_latest(truth.registry)))
+        assert close(
+            samples(asyncio.run(together.text())), samples(generate_latest(truth.registry))
+        )
         living[f"frontend-1.{generation}"] = Metrics()
 
 
@@ -64,7 +68,7 @@ def test_per_process_metrics_are_labelled_by_role_and_index() -> None:
         metrics.model_loaded.labels("a", "1", "gemm", "fp32").set(1)
         metrics.lowered_batch_limit.labels("a", "1").set(len(name))
         together.update(name.encode(), asyncio.run(families(metrics.registry)))
-    text = generate_latest(together).decode()
+    text = asyncio.run(together.text()).decode()
     assert 'process_resident_memory_bytes{process="engine-0"}' in text
     assert 'process_resident_memory_bytes{process="frontend-0"}' in text
     found = samples(text.encode())
