@@ -27,6 +27,8 @@ NO_FIELDS: Fields = np.empty(0, np.float32)
 """Placeholder for outputs that are not there yet."""
 _ALIGNMENT = 64
 UNREAD_BYTES = 4 * 1024 * 1024
+UNLOADED = "unloaded"
+"""Reason of a model that was unloaded: it is not needed."""
 _MOST_NAMED = 20
 """Most models that an error names."""
 

@@ -8,6 +8,7 @@ from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from turbofno.service.context import AppContext
+from turbofno.service.engine.interface import UNLOADED
 from turbofno.service.http.call import Call, Operation, Reply
 from turbofno.service.http.route import json_content, json_reply, route
 
@@ -62,7 +63,7 @@ def why_not_ready(context: AppContext) -> list[str]:
             f"model {one.name} version {one.version} is {one.state}"
             + (f": {one.reason}" if one.reason else "")
             for one in statuses
-            if one.state != "READY"
+            if one.state != "READY" and one.reason != UNLOADED
         ]
         reasons = reasons or ["no model is loaded"]
     return reasons

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-
 from turbofno.service.processes import messages
 from turbofno.service.processes.channel import Channel, new_endpoint
 from turbofno.service.processes.child_process import ChildProcess

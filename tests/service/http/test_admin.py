@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
+
+import pytest
 
 from tests.service.http.asgi import serving
 from tests.service.tiny import save_tiny, tiny_config
@@ -89,6 +92,26 @@ def test_broken_model_makes_the_service_unready_with_its_reason(tmp_path: Path) 
     asyncio.run(main())
 
 
+def test_an_unloaded_model_is_no_reason_to_be_unready(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    save_tiny(tmp_path, "other")
+    save_tiny(tmp_path, "bad")
+    (tmp_path / "bad" / "model.safetensors").unlink()
+
+    async def main() -> None:
+        async with serving(tmp_path, model_control=True) as (client, _):
+            for unloaded, reason in (
+                ("other", "model bad version 1 is UNAVAILABLE: bad has no model.safetensors"),
+                ("bad", None),
+                ("tiny-1d", "no model is loaded"),
+            ):
+                await client.post(f"/v2/repository/models/{unloaded}/unload")
+                reasons = (await client.get("/readyz")).json()["reasons"]
+                assert reasons == ([] if reason is None else [reason])
+
+    asyncio.run(main())
+
+
 def test_draining_service_is_live_but_not_ready(tmp_path: Path) -> None:
     save_tiny(tmp_path)
 
@@ -164,6 +187,21 @@ def test_a_card_is_not_found_while_the_repository_is_gone(tmp_path: Path) -> Non
             assert (await client.get("/v1/models/tiny-1d/card")).status_code == 200
 
     asyncio.run(main())
+
+
+def test_a_card_does_not_repeat_what_is_wrong_with_other_models(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_tiny(tmp_path)
+    save_tiny(tmp_path, "twice", version="2")
+    shutil.copytree(tmp_path / "twice" / "2", tmp_path / "twice" / "02")
+
+    async def main() -> None:
+        async with serving(tmp_path) as (client, _):
+            assert (await client.get("/v1/models/tiny-1d/card")).status_code == 404
+
+    asyncio.run(main())
+    assert caplog.text.count("twice/02 is skipped") == 1, "at the start"
 
 
 def test_model_without_card_is_not_found(tmp_path: Path) -> None:
