@@ -1,10 +1,10 @@
-"""The Open Inference Protocol's JSON documents about server and models; their schemas in OpenAPI follow from these types."""
+"""The Open Inference Protocol's JSON documents about server, models and repository; their schemas in OpenAPI follow from these types."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 
 class ServerMetadata(Struct):
@@ -37,6 +37,30 @@ class ModelMetadata(Struct):
     inputs: list[Tensor]
     outputs: list[Tensor]
     parameters: dict[str, str]
+
+
+class RepositoryIndexRequest(Struct):
+    ready: Annotated[bool, Meta(description="list READY versions only")] = False
+
+
+_NoParameters = Annotated[
+    dict[str, Any],
+    Meta(max_length=0, description="none is supported: a model is loaded as the repository has it"),
+]
+
+
+class LoadRequest(Struct):
+    parameters: _NoParameters | UnsetType = UNSET
+
+
+class UnloadParameters(Struct, forbid_unknown_fields=True):
+    unload_dependents: (
+        Annotated[bool, Meta(description="without effect: no model depends on another")] | UnsetType
+    ) = UNSET
+
+
+class UnloadRequest(Struct):
+    parameters: UnloadParameters | UnsetType = UNSET
 
 
 class IndexedModel(Struct):

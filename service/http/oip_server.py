@@ -9,6 +9,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from msgspec import Struct
+
 from turbofno.models.core.config import ModelConfig
 from turbofno.service.codec.fields import INPUT, OUTPUT, grid_limits
 from turbofno.service.codec.json import json_type, parse_object
@@ -28,7 +30,7 @@ from turbofno.service.http.body import read_body
 from turbofno.service.http.call import Call, Operation
 from turbofno.service.http.health import Health, why_not_ready
 from turbofno.service.http.oip_openapi import TAG
-from turbofno.service.http.openapi import errors
+from turbofno.service.http.openapi import errors, schema_of
 from turbofno.service.http.route import route
 from turbofno.service.http.trust import trust_status
 from turbofno.service.settings import env_name
@@ -61,15 +63,11 @@ _route = partial(route, OPERATIONS, tag=TAG, errors=errors(400, 401, 404, 503))
 _BODY_ERRORS = errors(400, 401, 404, 408, 413, 415, 503)
 
 
-def _body(properties: dict[str, Any], example: dict[str, Any]) -> dict[str, Any]:
-    schema = {"type": "object", "properties": properties}
-    return {"content": {"application/json": {"schema": schema, "example": example}}}
+_CONTROL_ERRORS = {**_BODY_ERRORS, 403: "Switched off on this server."}
 
 
-_CONTROL: dict[str, Any] = {
-    "body": _body({"parameters": {"type": "object"}}, {}),
-    "errors": {**_BODY_ERRORS, 403: "Switched off on this server."},
-}
+def _body(form: type[Struct], example: dict[str, Any]) -> dict[str, Any]:
+    return {"content": {"application/json": {"schema": schema_of(form), "example": example}}}
 
 
 @_route("GET", "/v2/")
@@ -196,7 +194,7 @@ async def statistics(call: Call) -> oip.ModelStatistics:
 @_route(
     "POST", "/v2/repository/index",
     summaries=("List the model repository",),
-    body=_body({"ready": {"type": "boolean"}}, {"ready": True}),
+    body=_body(oip.RepositoryIndexRequest, {"ready": True}),
     errors=_BODY_ERRORS,
 )  # fmt: skip
 async def repository_index(call: Call) -> list[oip.IndexedModel]:
@@ -212,8 +210,11 @@ async def repository_index(call: Call) -> list[oip.IndexedModel]:
 
 
 @_route(
-    "POST", "/v2/repository/models/{model}/load", summaries=("Load or reload a model",), **_CONTROL
-)
+    "POST", "/v2/repository/models/{model}/load",
+    summaries=("Load or reload a model",),
+    body=_body(oip.LoadRequest, {}),
+    errors=_CONTROL_ERRORS,
+)  # fmt: skip
 async def load(call: Call) -> None:
     """Load a model from the repository; answers when it is warm. Overrides are refused."""
     parameters = await _control_parameters(call)
@@ -224,7 +225,12 @@ async def load(call: Call) -> None:
     await _to_the_end(call.context.engine.load(call.target.model))
 
 
-@_route("POST", "/v2/repository/models/{model}/unload", summaries=("Unload a model",), **_CONTROL)
+@_route(
+    "POST", "/v2/repository/models/{model}/unload",
+    summaries=("Unload a model",),
+    body=_body(oip.UnloadRequest, {}),
+    errors=_CONTROL_ERRORS,
+)  # fmt: skip
 async def unload(call: Call) -> None:
     """Answer what is queued for a model, then drop it."""
     unknown = (await _control_parameters(call)).keys() - {"unload_dependents"}

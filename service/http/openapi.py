@@ -47,7 +47,9 @@ def schema_of(kind: Any) -> dict[str, Any]:
     return schema
 
 
-NestedList = Annotated[list[Any], Meta(extra_json_schema={"items": {}})]
+NestedList = Annotated[
+    list[Any], Meta(description="nested lists of numbers", extra_json_schema={"items": {}})
+]
 """Nested lists of numbers. Generators of clients leave out what has an array without `items`."""
 
 ERRORS = {
@@ -99,35 +101,28 @@ def formats(codecs: Sequence[Codec], **json: Any) -> dict[str, Any]:
     return {codec.media_type: json if codec is JSON else _BINARY for codec in codecs}
 
 
+class FieldsRequest(Struct, forbid_unknown_fields=True):
+    """Input fields of a model."""
+
+    inputs: Annotated[dict[str, NestedList], Meta(min_length=1, description=INPUT_ARRAYS)]
+
+
 def arrays_body(
-    description: str,
+    form: type[Struct],
     examples: Mapping[str, tuple[str, Any]],
     *,
     codecs: Sequence[Codec] = CODECS,
-    least: int = 1,
 ) -> dict[str, Any]:
-    """A request body of at least so many named arrays; `examples` has a summary and arrays by name."""
-    arrays = {
-        "type": "object",
-        "description": description,
-        "minProperties": least,
-        "additionalProperties": {**schema_of(NestedList), "description": "Nested lists."},
-    }
-    schema = {
-        "type": "object",
-        "required": ["inputs"],
-        "properties": {"inputs": arrays},
-        "additionalProperties": False,
-    }
+    """A request body of named arrays, in JSON of this form; `examples` has a summary and arrays by name."""
     shown = {
         name: {"summary": summary, "value": {"inputs": inputs}}
         for name, (summary, inputs) in examples.items()
     }
-    return {"required": True, "content": formats(codecs, schema=schema, examples=shown)}
+    return {"required": True, "content": formats(codecs, schema=schema_of(form), examples=shown)}
 
 
 REQUEST_BODY = arrays_body(
-    INPUT_ARRAYS,
+    FieldsRequest,
     {
         "by channel": ("a field for model burgers-1d, on 256 points", {"u0": VELOCITY}),
         "as a tensor": ("the same as one tensor [batch, channels, x]", {"input": [[VELOCITY]]}),

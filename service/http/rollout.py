@@ -72,7 +72,7 @@ _SUCCESS = {
 }
 _UNUSABLE = "The model is not autoregressive or cannot take these fields; or, not streamed, the rollout blew up."
 _REQUEST_BODY = openapi.arrays_body(
-    openapi.INPUT_ARRAYS,
+    openapi.FieldsRequest,
     {
         "by channel": (
             "a field for model navier-stokes-2d, on 64 x 64 points", {"vorticity": openapi.VORTICITY},

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from msgspec import Meta, Struct
 
 from turbofno.service.codec.fields import ResponseData
 from turbofno.service.codec.negotiate import CODECS, JSON, NPY, NPZ, SAFETENSORS, Codec
@@ -20,10 +22,23 @@ from turbofno.service.http.route import route
 from turbofno.service.http.served import Served
 
 _MEAN = [1 / len(openapi.VELOCITY)] * len(openapi.VELOCITY)
-_REQUEST_BODY = openapi.arrays_body(
+_INPUT_AND_COTANGENT = (
     "The input as for a prediction; and the cotangent, of the output's shape: either 'cotangent' with shape [batch, "
     "channels, *grid] or [channels, *grid], or 'cotangent.NAME' for every output channel, with shape [*grid] or "
-    "[batch, *grid].",
+    "[batch, *grid]."
+)
+
+
+class VjpRequest(Struct, forbid_unknown_fields=True):
+    """Input fields of a model, and a cotangent of its output."""
+
+    inputs: Annotated[
+        dict[str, openapi.NestedList], Meta(min_length=2, description=_INPUT_AND_COTANGENT)
+    ]
+
+
+_REQUEST_BODY = openapi.arrays_body(
+    VjpRequest,
     {
         "by channel": (
             "gradient of the mean of model burgers-1d's output, at a field on 256 points",
@@ -35,7 +50,6 @@ _REQUEST_BODY = openapi.arrays_body(
         ),
     },
     codecs=[codec for codec in CODECS if codec is not NPY],
-    least=2,
 )
 _ANSWER = {
     **openapi.ANSWER,

@@ -57,6 +57,35 @@ def test_generators_of_clients_read_the_whole_document(document: dict[str, Any])
                 assert content["schema"], path
 
 
+def test_request_bodies_have_names_of_their_own(document: dict[str, Any]) -> None:
+    """openapi-generator names a body after the first operation that has it: a rollout took a PredictVersionRequest."""
+    named = {}
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            for content in operation.get("requestBody", {}).get("content", {}).values():
+                if content["schema"].get("format") != "binary":
+                    named[path] = content["schema"]["$ref"].rpartition("/")[2]
+    for model in ("/v1/models/{name}", "/v1/models/{name}/versions/{version}"):
+        assert named.pop(f"{model}:predict") == named.pop(f"{model}:rollout") == "FieldsRequest"
+        assert named.pop(f"{model}:vjp") == "VjpRequest"
+    assert named == {
+        "/v1/models/{name}:solve": "FieldsRequest",
+        "/v2/models/{model}/infer": "InferRequest",
+        "/v2/models/{model}/versions/{version}/infer": "InferRequest",
+        "/v2/repository/index": "RepositoryIndexRequest",
+        "/v2/repository/models/{model}/load": "LoadRequest",
+        "/v2/repository/models/{model}/unload": "UnloadRequest",
+    }
+    schemas = document["components"]["schemas"]
+    for name, least in (("FieldsRequest", 1), ("VjpRequest", 2)):
+        body = schemas[name]
+        assert body["required"] == list(body["properties"]) == ["inputs"]
+        assert body["additionalProperties"] is False
+        assert body["properties"]["inputs"]["minProperties"] == least
+    assert schemas["LoadRequest"]["properties"]["parameters"]["maxProperties"] == 0
+    assert schemas["UnloadParameters"]["additionalProperties"] is False
+
+
 @pytest.mark.parametrize("path", ["index", "models/{model}/load", "models/{model}/unload"])
 def test_control_routes_declare_their_body_errors(document: dict[str, Any], path: str) -> None:
     declared = document["paths"][f"/v2/repository/{path}"]["post"]["responses"]
