@@ -59,9 +59,11 @@ class FastAPIApp(FastAPI):
         if self.openapi_schema is None:
             document = super().openapi()
             schemas = document["components"]["schemas"]
-            schemas |= SCHEMAS
             for name in _VALIDATION_SCHEMAS:
                 schemas.pop(name, None)
+            for schema in schemas.values():
+                _describe_answer(schema)
+            schemas |= SCHEMAS
             for path in document["paths"].values():
                 for operation in path.values():
                     if _VALIDATION_SCHEMAS[0] in str(operation["responses"].get("422")):
@@ -93,6 +95,16 @@ class FastAPIApp(FastAPI):
         # The transports add the length, and know no ranges.
         headers = [b": ".join(one) for one in start["headers"] if one[0] not in _NOT_PASSED_ON]
         return Reply(start["status"], headers, [one.get("body", b"") for one in pieces])
+
+
+def _describe_answer(schema: dict[str, Any]) -> None:
+    """Change the schema of a configuration, which may lack members but has no unknown ones, to that of an answer, which has all
+    members, and may have more in a later version.
+    """
+    schema.pop("additionalProperties", None)
+    schema["required"] = list(schema["properties"])
+    for member in schema["properties"].values():
+        member.pop("default", None)
 
 
 async def _refuse(request: Request, raised: Exception) -> NoReturn:

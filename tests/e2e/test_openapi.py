@@ -39,6 +39,7 @@ enabled = false
 enabled = false
 status_code_conformance.enabled = true
 content_type_conformance.enabled = true
+response_schema_conformance.enabled = true
 
 # Fuzzing tries tiny deadlines, for which 504 is correct.
 [checks.not_a_server_error]

@@ -86,6 +86,26 @@ def test_request_bodies_have_names_of_their_own(document: dict[str, Any]) -> Non
     assert schemas["UnloadParameters"]["additionalProperties"] is False
 
 
+def test_descriptions_of_models_have_the_members_of_their_schema(document: dict[str, Any]) -> None:
+    async def main() -> Any:
+        async with serving() as (client, _):
+            return (await client.get("/v1/models/tiny-1d")).json()
+
+    schemas = document["components"]["schemas"]
+    description = asyncio.run(main())
+    for name, answer in (
+        ("ModelDescription", description),
+        ("Signature", description["input"]),
+        ("Channel", description["input"]["channels"][0]),
+        ("GridSpec", description["grid"]),
+    ):
+        schema = schemas[name]
+        assert schema["required"] == list(schema["properties"]) == list(answer), name
+        assert "additionalProperties" not in schema, "later versions may add members"
+    # Generators need the member by which they tell the residuals apart.
+    assert "kind" in schemas["DarcyResidual"]["required"]
+
+
 @pytest.mark.parametrize("path", ["index", "models/{model}/load", "models/{model}/unload"])
 def test_control_routes_declare_their_body_errors(document: dict[str, Any], path: str) -> None:
     declared = document["paths"][f"/v2/repository/{path}"]["post"]["responses"]
