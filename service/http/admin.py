@@ -95,20 +95,24 @@ class ModelDescription(ModelSummary):
     """The service's sampler and PDE solver for this model, if any."""
 
 
-@router.get("/v1/models")
+@router.get(
+    "/v1/models", summary="List the models", responses=error_responses("/v1/models", errors(401))
+)
 async def list_models(request: Request) -> ModelList:
     """All models, ready or not."""
     context = context_of(request)
     return ModelList(models=[_summary(context, status) for status in context.engine.statuses()])
 
 
-@router.get("/v1/models/{name}", responses=_RESPONSES)
+@router.get("/v1/models/{name}", summary="Describe the newest version", responses=_RESPONSES)
 async def describe_model(request: Request, name: _Name) -> ModelDescription:
     """The newest version's full signature: channels, units, grid limits, parameter ranges, measured errors."""
     return _description(request, name)
 
 
-@router.get("/v1/models/{name}/versions/{version}", responses=_RESPONSES)
+@router.get(
+    "/v1/models/{name}/versions/{version}", summary="Describe one version", responses=_RESPONSES
+)
 async def describe_version(request: Request, name: _Name, version: _Version) -> ModelDescription:
     """One version's full signature; `card` and `reference` are those of the newest."""
     return _description(request, name, version)
@@ -116,6 +120,7 @@ async def describe_version(request: Request, name: _Name, version: _Version) -> 
 
 @router.get(
     "/v1/models/{name}/card",
+    summary="The model's card",
     response_class=Response,
     responses={200: {"content": {"text/markdown": {"schema": {"type": "string"}}}}, **_RESPONSES},
 )
@@ -126,6 +131,7 @@ def model_card(request: Request, name: _Name) -> Response:
 
 @router.get(
     "/v1/models/{name}/{picture}.png",
+    summary="A picture of the card",
     response_class=Response,
     responses={
         200: {"content": {"image/png": {"schema": {"type": "string", "format": "binary"}}}},
@@ -136,7 +142,14 @@ def model_card(request: Request, name: _Name) -> Response:
 def model_picture(
     request: Request,
     name: _Name,
-    picture: Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$", examples=["card"])],
+    picture: Annotated[
+        str,
+        Path(
+            pattern=r"^[A-Za-z0-9_-]{1,64}$",
+            description="name of the picture's file, without .png",
+            examples=["card"],
+        ),
+    ],
 ) -> Response:
     """A picture of the card, whose relative links lead here."""
     return Response(_file_of(request, name, f"{picture}.png"), media_type="image/png")

@@ -22,6 +22,11 @@ from turbofno.service.version import VERSION
 
 _NOT_PASSED_ON = {b"content-length", b"range", b"accept-ranges"}
 _VALIDATION_SCHEMAS = ("HTTPValidationError", "ValidationError")
+_KEY = {
+    "type": "http",
+    "scheme": "bearer",
+    "description": "an API key, where the server asks for one",
+}
 
 
 class FastAPIApp(FastAPI):
@@ -55,7 +60,7 @@ class FastAPIApp(FastAPI):
         )
 
     def openapi(self) -> dict[str, Any]:
-        """FastAPI's document with the table's operations, and without validation status 422: the service sends 400."""
+        """FastAPI's document with API keys and the table's operations, and without validation status 422: the service sends 400."""
         if self.openapi_schema is None:
             document = super().openapi()
             schemas = document["components"]["schemas"]
@@ -64,6 +69,9 @@ class FastAPIApp(FastAPI):
             for schema in schemas.values():
                 _describe_answer(schema)
             schemas |= SCHEMAS
+            document["components"]["securitySchemes"] = {"key": _KEY}
+            # Not all servers ask for one.
+            document["security"] = [{}, {"key": []}]
             for path in document["paths"].values():
                 for operation in path.values():
                     if _VALIDATION_SCHEMAS[0] in str(operation["responses"].get("422")):

@@ -10,6 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from turbofno.service.context import AppContext
 from turbofno.service.engine.interface import UNLOADED
 from turbofno.service.http.call import Call, Operation, Reply
+from turbofno.service.http.openapi import errors
 from turbofno.service.http.route import json_content, json_reply, route
 
 OPERATIONS: list[Operation] = []
@@ -72,6 +73,7 @@ def why_not_ready(context: AppContext) -> list[str]:
 @_health(
     "/metrics",
     summaries=("Metrics",),
+    errors=errors(401),
     responses={
         200: {"description": "Success.", "content": {"text/plain": {"schema": {"type": "string"}}}}
     },

@@ -10,6 +10,7 @@ import pytest
 
 from tests.service.http.serving import application, serving
 from turbofno.service.http import operations
+from turbofno.service.http.access_log import HEALTH
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def test_errors_have_the_form_of_their_path(document: dict[str, Any]) -> None:
             for status, response in operation["responses"].items():
                 if status >= "400" and path != "/readyz":
                     form = (
-                        "application/problem+json" if path.startswith("/v1") else "application/json"
+                        "application/json" if path.startswith("/v2") else "application/problem+json"
                     )
                     assert list(response["content"]) == [form], (path, status)
                     checked += 1
@@ -104,6 +105,22 @@ def test_descriptions_of_models_have_the_members_of_their_schema(document: dict[
         assert "additionalProperties" not in schema, "later versions may add members"
     # Generators need the member by which they tell the residuals apart.
     assert "kind" in schemas["DarcyResidual"]["required"]
+
+
+def test_generated_clients_can_send_a_key(document: dict[str, Any]) -> None:
+    scheme = document["components"]["securitySchemes"]["key"]
+    assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")
+    assert document["security"] == [{}, {"key": []}]
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            assert path in HEALTH or "401" in operation["responses"], path
+
+
+def test_all_parameters_are_described(document: dict[str, Any]) -> None:
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            for parameter in operation.get("parameters", ()):
+                assert parameter.get("description"), (path, parameter["name"])
 
 
 @pytest.mark.parametrize("path", ["index", "models/{model}/load", "models/{model}/unload"])
