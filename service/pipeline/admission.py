@@ -179,7 +179,7 @@ class Admission:
             )
         slot = (model, version)
         if queued:
-            self._capacity.check(model, version, self.coming[slot] + 1)
+            self._capacity.check(model, version, 1, coming=self.coming[slot])
         counted = self._counted(caller, model)
         self.check_bytes(counted, model, size)
         self._requests += 1

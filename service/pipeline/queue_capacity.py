@@ -236,19 +236,20 @@ class QueueCapacity:
         """Expected seconds in which a byte of the model's queue runs."""
         return self._seconds_per_byte.get(model, 0.0) * self._slowdown
 
-    def check(self, model: str, version: str, fields: int) -> None:
-        """Raises QueueFull if so many more fields of the model do not fit into the queue."""
-        settings, waiting = self._settings, self._waiting[model, version]
+    def check(self, model: str, version: str, fields: int, *, coming: int = 0) -> None:
+        """Raises QueueFull if so many more fields of the model do not fit into the queue, beside those on their way there."""
+        settings, waiting = self._settings, self._waiting[model, version] + coming
+        total = self.total + coming
         if waiting + fields > settings.max_queued_fields_per_model:
             whose, setting = f"of model {model!r}", "max_queued_fields_per_model"
-        elif self.total + fields > settings.max_queued_fields:
-            whose, waiting, setting = "of all models together", self.total, "max_queued_fields"
+        elif total + fields > settings.max_queued_fields:
+            whose, waiting, setting = "of all models together", total, "max_queued_fields"
         else:
             return
         raise self.queue_full(
             "queue_full",
             model,
-            f"the queue {whose} holds {waiting} fields and has no room for {fields} more: "
+            f"the queue {whose} holds or expects {waiting} fields and has no room for {fields} more: "
             f"the limit is {getattr(settings, setting)} ({env_name(setting)}).",
         )
 

@@ -225,6 +225,18 @@ def test_a_body_fits_easily_if_it_leaves_three_quarters_of_every_limit() -> None
                 assert not admitted.fits_easily(most + 1)
 
 
+def test_refusal_counts_fields_on_their_way_as_others_not_as_the_requests_own() -> None:
+    admission, capacity, _ = make(max_queued_fields_per_model=4, max_fields_per_request=4)
+    capacity.reserve(ticket(2))
+    with (
+        admit(admission, 1),
+        admit(admission, 1),
+        pytest.raises(QueueFull, match="'m' holds or expects 4 fields and has no room for 1 more"),
+        admit(admission, 1),
+    ):
+        pass
+
+
 def test_full_queue_of_one_model_does_not_block_others() -> None:
     admission, capacity, _ = make(max_queued_fields_per_model=4, max_fields_per_request=4)
     capacity.reserve(ticket(4))
