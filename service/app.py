@@ -45,6 +45,7 @@ def create_app(
     slots: QueueCapacity | None = None,
     sums: SharedSums | None = None,
     scrape: Callable[[], Awaitable[bytes]] | None = None,
+    meet: Callable[[], Awaitable[None]] | None = None,
 ) -> FastAPI:
     """Build the application. Its engine runs from lifespan start to end, once.
 
@@ -55,6 +56,7 @@ def create_app(
         metrics, slots: those of the given engine.
         sums: those of all front ends, if there are several.
         scrape: returns the text of /metrics, if several processes contribute to it.
+        meet: waits for an engine in another process that is there already. Before, no connection is accepted.
 
     Raises:
         ValueError: a wrong repository, model name, device or key file; tracing that cannot be set up.
@@ -92,6 +94,8 @@ def create_app(
         context.engine.start()
         within = settings.drain_seconds
         try:
+            if meet is not None:
+                await meet()
             yield
         except asyncio.CancelledError:
             # uvicorn asks for no shutdown then. Raised on, it would be logged as an error of the application.

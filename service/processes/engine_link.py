@@ -69,6 +69,8 @@ class EngineLink:
         self._frames: dict[int, asyncio.Queue[Frame | None]] = {}
         """Of each rollout, the frames not yet read; None marks the end."""
         self.state, self.queue = messages.EngineState(), messages.QueueState()
+        self.told = False
+        """True once the engine has told its state."""
         self.digests: dict[tuple[str, str], str] = {}
         """READY (model, version) -> digest of its configuration."""
         self._rolled_out = 0
@@ -208,7 +210,7 @@ class EngineLink:
                     kind = getattr(errors, message.error, InferenceFailed)
                     self._settle(message.id, kind(**message.values))
                 case messages.EngineState():
-                    self.state = message
+                    self.state, self.told = message, True
                     self.digests = {
                         (model.status.name, model.status.version): model.digest
                         for model in message.models

@@ -30,6 +30,7 @@ async def run(launch: Launch) -> int:
             slots=engine.queue,
             sums=SharedSums(settings, launch.sums, launch.index),
             scrape=pipe.scrape,
+            meet=engine.meet,
         )
         server = DrainingServer(app, greet if launch.banner else None, lambda: False)
         await server.serve(sockets=[bind(settings, shared=True)])

@@ -7,7 +7,7 @@ import dataclasses
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from operator import attrgetter
 from typing import Any
 from weakref import WeakValueDictionary
@@ -38,6 +38,9 @@ from turbofno.service.processes.rollout_ring import copy_completely, ring_size
 from turbofno.service.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+_MEET_SECONDS = 1.0
+"""Longest wait of a new front end for the engines: one may hang."""
 
 
 class EngineQueue(QueueCapacity):
@@ -80,6 +83,8 @@ class RemoteEngine:
         self._connecting: asyncio.TimerHandle | None = None
         """Tries again to connect to the engines."""
         self._closed = False
+        self._met = asyncio.Event()
+        """Set once the engines that live have told their models."""
         self._rollouts_ended = metrics.rollouts_ended
         self._configs: WeakValueDictionary[str, ModelConfig] = WeakValueDictionary()
         """By digest: one object for all engines, as long as `config` returns it, or a request that it was checked against is pending."""
@@ -123,6 +128,12 @@ class RemoteEngine:
                 break
         self._on_state()
         self._on_queue()
+
+    async def meet(self) -> None:
+        """Wait until the engines that live have told their models, at most a second: requests would be refused before."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_MEET_SECONDS):
+                await self._met.wait()
 
     def start(self) -> None:
         """Do nothing: the supervisor starts the engines."""
@@ -229,6 +240,8 @@ class RemoteEngine:
 
     def _on_state(self) -> None:
         links = list(self._links.values())
+        if all(link.told for link in links):
+            self._met.set()
         models = [model for link in links for model in link.state.models]
         published = {model.digest: model.config for model in models if model.digest}
         served = {

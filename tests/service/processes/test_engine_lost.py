@@ -102,6 +102,32 @@ async def front_end() -> AsyncIterator[tuple[FrontEnd, int]]:
     front.server.close()
 
 
+def test_a_front_end_that_replaces_another_meets_the_engines_before_it_accepts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remote_engine, "_MEET_SECONDS", 60.0)
+
+    async def main() -> None:
+        front, alone, without_answer = FrontEnd(), FrontEnd(), FrontEnd()
+        meeting = asyncio.create_task(front.remote.meet())
+        await asyncio.sleep(0.01)
+        assert not meeting.done(), "nobody told which engines live"
+        front.remote.set_engines([Peer(b"engine-0.1", front.server.endpoint)])
+        assert not meeting.done(), "no engine told its models"
+        publishing = asyncio.create_task(front.server.run())
+        await meeting
+        assert front.remote.ready
+        alone.lose()
+        await alone.remote.meet()
+        monkeypatch.setattr(remote_engine, "_MEET_SECONDS", 0.01)
+        await without_answer.remote.meet()
+        publishing.cancel()
+        for one in (front, alone, without_answer):
+            one.server.close()
+
+    asyncio.run(main())
+
+
 async def send(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
