@@ -29,9 +29,12 @@ class Command(msgspec.Struct, frozen=True, array_like=True):
     answered: bool
     """False for what does not take long and cannot fail."""
 
+    def call(self, slabs: Slabs) -> Any:
+        return getattr(slabs, self.method)(*self.arguments)
+
     def run(self, slabs: Slabs) -> Done:
         began = time.perf_counter()
-        value = getattr(slabs, self.method)(*self.arguments)
+        value = self.call(slabs)
         return Done(value, time.perf_counter() - began, slabs.memory_bytes())
 
 

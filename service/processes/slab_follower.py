@@ -99,7 +99,7 @@ def run(launch: Launch, connection: Connection) -> int:
         except EOFError:
             return 0
         if not command.answered:
-            command.run(follower)
+            command.call(follower)
             continue
         try:
             answer: Answer = command.run(follower)
