@@ -62,7 +62,7 @@ _SAMPLER = tuple(
     )
     for name in sorted(PARAMETER_NAMES)
 )
-_OF_SOLVED_FIELD = (_SEED_OR_BODY, _GRID, _STEPS)
+_OF_SOLVE = (_SEED_OR_BODY, _GRID, _STEPS)
 
 
 class Parameters(NamedTuple):
@@ -84,8 +84,8 @@ def _parse_solve(call: Call, given: Mapping[str, Any]) -> Parameters:
     if steps > 1 and config.time_step is None:
         raise BadRequest(f"model {config.name!r} has no time step, so 'steps' can only be 1")
     if given["seed"] is not None:
-        return _of_sample(call, (_SEED_OR_BODY, _GRID, _STEPS), steps=steps)
-    read_query(call, _OF_SOLVED_FIELD, hint=" for a field in the body")
+        return _of_sample(call, _OF_SOLVE, steps=steps)
+    read_query(call, _OF_SOLVE, hint=" for a field in the body")
     if given["grid"]:
         raise BadRequest(
             "the parameter 'grid' is of a sample, and a field in the body has a grid: leave it out"
@@ -130,7 +130,7 @@ async def sample(call: Call) -> Reply:
 @_route(
     "POST", "/v1/models/{name}:solve",
     summaries=("Solve with the PDE solver",),
-    parameters=(_SEED_OR_BODY, _GRID, _STEPS, *_SAMPLER),
+    parameters=(*_OF_SOLVE, *_SAMPLER),
     body={**REQUEST_BODY, "required": False},
     parse=_parse_solve,
 )  # fmt: skip
